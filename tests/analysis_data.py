@@ -79,8 +79,8 @@ def small_net(cache: Path) -> Any:
 
 def prepared(net: Any, out: Path, **options: Any) -> AnalysisData:
     """Readings of `few_sets`, or what was read before."""
-    given = {"sets": few_sets(), "arch": ARCH, "config": CONFIG, "progress": False, **options}
-    return prepare_analysis(net, given.pop("sets"), out, **given)
+    arguments = {"sets": few_sets(), "arch": ARCH, "config": CONFIG, "progress": False, **options}
+    return prepare_analysis(net, arguments.pop("sets"), out, **arguments)
 
 
 def finding(data: AnalysisData, kind: str, **options: Any) -> Finding:

@@ -38,8 +38,8 @@ class Toy:
         self.sign = sign
         self.settings = {"sign": sign}
 
-    def setup(self, given: MethodInputs, chosen: Any = None) -> MethodSetup:
-        self.net, self.chosen = given.net, chosen
+    def setup(self, inputs: MethodInputs, chosen: Any = None) -> MethodSetup:
+        self.net, self.chosen = inputs.net, chosen
         return MethodSetup({"knob": 3} if chosen is None else chosen, {"points": 1})
 
     def score(self, loader: Any) -> Scores:
@@ -55,10 +55,10 @@ class Failing(Toy):
         super().__init__()
         self.error, self.where, self.after = error, where, after
 
-    def setup(self, given: MethodInputs, chosen: Any = None) -> MethodSetup:
+    def setup(self, inputs: MethodInputs, chosen: Any = None) -> MethodSetup:
         if self.where == "setup":
             raise self.error
-        return super().setup(given, chosen)
+        return super().setup(inputs, chosen)
 
     def score(self, loader: Any) -> Scores:
         if self.where == "score":

@@ -75,18 +75,18 @@ def read_transform(path: Path) -> Any:
 def settings(folder: Path, texts: list[str], read: Callable[[Path], Any]) -> Case:
     """A change of the document must change the settings, or be refused."""
 
-    def case(rng: Random, place: Path) -> Any:
+    def case(rng: Random, work: Path) -> Any:
         text = rng.choice(texts)
         original = yaml.safe_load(text)
-        (place / "whole.yml").write_text(text)
+        (work / "whole.yml").write_text(text)
         content = rng.choice((
             lambda: bytes_mutated(rng, text.encode()),
             lambda: text_mutated(rng, text).encode(),
             lambda: yaml.safe_dump(value_mutated(rng, original)).encode(),
         ))()  # fmt: skip
-        (place / "x.yml").write_bytes(content)
-        found = read(place / "x.yml")
-        if found != read(place / "whole.yml"):
+        (work / "x.yml").write_bytes(content)
+        found = read(work / "x.yml")
+        if found != read(work / "whole.yml"):
             return VALID
         same = _within(yaml.safe_load(content.decode()), original)
         return IDENTICAL if same else Outcome(SILENT, content.decode())
@@ -126,12 +126,12 @@ def csv_table(path: Path, content: bytes) -> tuple[Any, Any]:
 def lists(folder: Path, texts: list[str], read: Callable[..., tuple[Any, Any]]) -> Case:
     """What is accepted must be what the lines say."""
 
-    def case(rng: Random, place: Path) -> Any:
+    def case(rng: Random, work: Path) -> Any:
         text = rng.choice(texts)
         damaged = text_mutated(rng, text).encode()
         content = damaged if rng.random() < 0.5 else bytes_mutated(rng, text.encode())
-        (place / "list.csv").write_bytes(content)
-        found, expected = read(place / "list.csv", content)
+        (work / "list.csv").write_bytes(content)
+        found, expected = read(work / "list.csv", content)
         if found != expected:
             return Outcome(SILENT, f"{found} of {expected}")
         return IDENTICAL if content == text.encode() else VALID
@@ -168,8 +168,8 @@ def image_folder(folder: Path) -> Case:
             name = rng.choice(("file.jpg", "notes.txt"))
             (root / f"{rng.randrange(99)}{name}").write_bytes(b"")
 
-    def case(rng: Random, place: Path) -> Any:
-        root = shutil.copytree(folder, place / "images")
+    def case(rng: Random, work: Path) -> Any:
+        root = shutil.copytree(folder, work / "images")
         for _ in range(rng.choice((1, 2, 3))):
             change(rng, root)
         names = [name for _, _, files in os.walk(root) for name in files]
@@ -192,8 +192,8 @@ def image(folder: Path) -> Case:
     for kind in ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "ICO", "PPM", "EPS", "TGA"):
         Image.fromarray(pixels).save(folder / kind, kind)
 
-    def case(rng: Random, place: Path) -> Any:
-        path = Path(shutil.copy(rng.choice(sorted(folder.iterdir())), place / "x.png"))
+    def case(rng: Random, work: Path) -> Any:
+        path = Path(shutil.copy(rng.choice(sorted(folder.iterdir())), work / "x.png"))
         mutate_bytes(rng, path)
         try:
             found = rgb_image(path)
@@ -259,9 +259,9 @@ def stored(folder: Path, names: list[str], answers: Callable[[Path], Any]) -> Ca
     write_programs(folder, X)
     expected = {name: answers(folder / name) for name in names}
 
-    def case(rng: Random, place: Path) -> Any:
+    def case(rng: Random, work: Path) -> Any:
         name = rng.choice(names)
-        copy = place / Path(name).name
+        copy = work / Path(name).name
         (shutil.copytree if (folder / name).is_dir() else shutil.copy)(folder / name, copy)
         files = sorted(path for path in (copy, *copy.rglob("*")) if path.is_file())
         path, how = rng.choice(files), rng.randrange(6)
@@ -297,8 +297,8 @@ def comparison_resumed(folder: Path) -> Case:
 
     expected = run(folder / "out")
 
-    def case(rng: Random, place: Path) -> Any:
-        out = shutil.copytree(folder / "out", place / "out")
+    def case(rng: Random, work: Path) -> Any:
+        out = shutil.copytree(folder / "out", work / "out")
         files = [p for p in sorted(out.rglob("*")) if p.suffix in (".json", ".safetensors")]
         for path in rng.sample(files, rng.choice((1, 2, 4))):
             if rng.random() < 0.15:
@@ -322,8 +322,8 @@ def comparison_reported(folder: Path) -> Case:
 
     expected = tables(OLD / "compare", page=True)  # matplotlib makes its caches
 
-    def case(rng: Random, place: Path) -> Any:
-        out = shutil.copytree(OLD / "compare", place / "out")
+    def case(rng: Random, work: Path) -> Any:
+        out = shutil.copytree(OLD / "compare", work / "out")
         scores = sorted((out / "runs").rglob("*.safetensors"))
         path = out / "results.json" if rng.random() < 0.8 else rng.choice(scores)
         mutate_bytes(rng, path)
@@ -356,8 +356,8 @@ def ranking(folder: Path) -> Case:
     whole.save(folder / "out")
     render_page(ranked_document(whole))  # matplotlib makes its caches
 
-    def case(rng: Random, place: Path) -> Any:
-        out = shutil.copytree(folder / "out", place / "out")
+    def case(rng: Random, work: Path) -> Any:
+        out = shutil.copytree(folder / "out", work / "out")
         shown = [out / "ranking.json", out / "results.json"]
         path = rng.choice([*sorted((out / "readings").iterdir()), *shown])
         mutate_bytes(rng, path)
@@ -379,8 +379,8 @@ def analysis(folder: Path) -> Case:
     found = [Finding.load(OLD / "analyze" / f"{kind}.json") for kind in ("layers", "calibration")]
     write_analysis_page(shutil.copytree(OLD / "analyze", folder / "out"))
 
-    def case(rng: Random, place: Path) -> Any:
-        out = shutil.copytree(OLD / "analyze", place / "out")
+    def case(rng: Random, work: Path) -> Any:
+        out = shutil.copytree(OLD / "analyze", work / "out")
         mutate_bytes(rng, rng.choice(sorted(out.iterdir())))
         text = write_analysis_page(out).read_text()
         shown = [each.title in text and each.sentence in text for each in found]
@@ -407,18 +407,18 @@ def commands(folder: Path) -> Case:
         Image.fromarray(pixels[kind, row]).save(folder / "birds" / str(kind) / f"{row}.png")
     net = ["--arch", f"{OLD}/net.py:make", "--checkpoint", f"{OLD}/net.pt"]
     data = ["--train", f"{folder}/birds", "--val", f"{folder}/birds"]
-    given = [*net, "--transform", f"{OLD}/transform.yml", "--device", "cpu"]
+    common = [*net, "--transform", f"{OLD}/transform.yml", "--device", "cpu"]
     detector, kept, images = f"{OLD}/plus.nac", f"{OLD}/readings", sorted(OLD.glob("images/*"))
     lines = {
         ("score", "--detector", detector, *net, "--device", "cpu", *map(str, images)): 6,
-        ("fit", *given, *data, "--n-samples", "40", "--out", "x.nac"): 3,
+        ("fit", *common, *data, "--n-samples", "40", "--out", "x.nac"): 3,
         ("search", "--readings", kept, "--strategy", "random", "--budget-points", "20",
          "--out", "found"): 4,
         ("report", f"{folder}/birds"): 1,
         ("export", "--detector", detector, *net, "--out", "x.txt"): 1,
         ("serve", "--detector", f"{OLD}/net.pt", *net): 1,
-        ("compare", *given, *data, "--out", "compared"): 1,
-        ("analyze", "layers", *given, "--train", f"{folder}/nowhere", "--out", "analyzed"): 1,
+        ("compare", *common, *data, "--out", "compared"): 1,
+        ("analyze", "layers", *common, "--train", f"{folder}/nowhere", "--out", "analyzed"): 1,
         ("rank", f"{OLD}/net.pt", *net, "--train", f"{folder}/birds", "--out", "ranked"): 1,
     }  # fmt: skip
     options = {
@@ -436,10 +436,10 @@ def commands(folder: Path) -> Case:
         more = [rng.choice(options[whole[0]]), str(rng.choice(ODD))] if rng.random() < 0.5 else []
         return [whole[0], *words, *more]
 
-    def case(rng: Random, place: Path) -> Any:
+    def case(rng: Random, work: Path) -> Any:
         (chosen,) = rng.choices(list(lines), list(lines.values()))
         arguments = changed(rng, list(chosen))
-        code, errors = _run(arguments, place)
+        code, errors = _run(arguments, work)
         if code not in (0, 1, 2) or "Traceback" in errors:
             return Outcome(FOREIGN, f"{arguments}: exit code {code}, {errors}")
         if code and "nac-openood" not in errors:

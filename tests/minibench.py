@@ -54,6 +54,6 @@ def read_list(folder, root, name, out):
     net, batches = trained(folder), loader(root, name)
     layers = {layer: find_layer(net, layer) for layer in LAYERS}
     plan = PassPlan(net, next(iter(batches))["data"])
-    given = {"gradients": GRADIENTS.get(name, LAYERS)}
-    passes = ((read(net, b["data"], layers, plan, **given), b["label"]) for b in batches)
+    options = {"gradients": GRADIENTS.get(name, LAYERS)}
+    passes = ((read(net, b["data"], layers, plan, **options), b["label"]) for b in batches)
     Readings.save_parts(out / READINGS, (Readings.of_pass(*each) for each in passes))

@@ -62,12 +62,12 @@ class Device(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        ours = [tensor for tensor in given if isinstance(tensor, Pretended)]
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        ours = [tensor for tensor in tensors if isinstance(tensor, Pretended)]
         to = kwargs.get("device")
         here = bool(ours) if to is None else torch.device(to).type == DEVICE.type
         self._note(func, args, kwargs, ours, here)
-        self._refuse_mixing(func, given, ours)
+        self._refuse_mixing(func, tensors, ours)
         if here and to is not None:
             kwargs["device"] = torch.device("cpu")
         args, kwargs = tree_map(_real, (args, kwargs))
@@ -97,10 +97,10 @@ class Device(TorchDispatchMode):
         self.waited = +self.waited
 
     @staticmethod
-    def _refuse_mixing(func, given, ours):
+    def _refuse_mixing(func, tensors, ours):
         if func.overloadpacket in COPIES or not ours:
             return
-        for tensor in given:
+        for tensor in tensors:
             if not isinstance(tensor, Pretended) and tensor.ndim:
                 raise RuntimeError(f"{func}: expected all tensors to be on the same device")
 

@@ -108,9 +108,9 @@ def test_fit_warns_of_flat_layers_and_says_what_to_change(small_net):
     layers = {"layer1": FLAT, "layer2": LayerConfig(n_bins=20)}
     with pytest.warns(UserWarning, match=r"layer 'layer1' .*steepness=1e-09 .*: raise it, or"):
         det = NACDetector(small_net, layers, rule="nac").fit(noise(100, 0))
-    told = advise(det, noise(40, 1)).warnings
-    better = float(told[0].partition("): about ")[2].split()[0])
-    assert "layer1" in told[0]
+    message = advise(det, noise(40, 1)).warnings
+    better = float(message[0].partition("): about ")[2].split()[0])
+    assert "layer1" in message[0]
     repaired = {**layers, "layer1": LayerConfig(steepness=better)}
     fixed = NACDetector(small_net, repaired, rule="nac").fit(noise(100, 0))
     assert "layer1" not in fixed.rule_.saturated(certain=False)
@@ -178,11 +178,13 @@ def test_a_detector_that_loses_says_by_how_much_and_what_to_use(flat):
     assert nac < 0.6 and "NAC" not in advice.differences
     assert next(iter(advice.differences.values())).low > comparison.MARGIN
     assert advice.warnings[0].startswith("layer 'hidden' cannot tell samples apart")
-    told = advice.warnings[-1]
-    assert told.startswith(f"on OOD validation data, NAC has AUROC {100 * nac:.1f}, ")
-    assert "99 % interval of the difference" in told and told.endswith(", or search the settings")
+    message = advice.warnings[-1]
+    assert message.startswith(f"on OOD validation data, NAC has AUROC {100 * nac:.1f}, ")
+    assert "99 % interval of the difference" in message and message.endswith(
+        ", or search the settings"
+    )
     shown = str(advice)
-    assert f"> NAC    {100 * nac:7.1f}" in shown and f"Warning: {told}." in shown
+    assert f"> NAC    {100 * nac:7.1f}" in shown and f"Warning: {message}." in shown
     assert (advice.n_id, advice.n_ood) == (100, 100) and not advice.notes
 
 
@@ -359,13 +361,13 @@ def test_the_comparison_tells_it_and_does_not_count_its_time():
 
 
 def test_the_report_shows_it(tmp_path):
-    told = comparison.Advice(
+    message = comparison.Advice(
         "NAC", comparison.SURROGATE, warnings=("on surrogates: use GEN",)
     ).to_dict()
-    told["auroc"] = {"GEN": 0.8, "NAC": 0.6123}
+    message["auroc"] = {"GEN": 0.8, "NAC": 0.6123}
 
     def change(results):
-        rows = [replace(r, advice=told) if r.method == "nac" else r for r in results.rows]
+        rows = [replace(r, advice=message) if r.method == "nac" else r for r in results.rows]
         return replace(results, rows=tuple(rows))
 
     results = build(tmp_path, change, methods=("msp", "nac"), sets=SETS[:2], runs=RUNS[:1])

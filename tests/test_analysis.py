@@ -119,19 +119,19 @@ def test_training_data_is_read_once_and_in_order(data):
 
 def test_a_second_time_nothing_is_read(few_readings, net, monkeypatch):
     monkeypatch.setattr(Readings, "save_parts", lambda *a, **k: pytest.fail("read again"))
-    said: list[str] = []
+    messages: list[str] = []
     folder = few_readings.run.study.out.parent
-    data = prepared(net, folder, say=said.append, search=False)
-    assert "readings of the fitting and validation data: made before" in said
+    data = prepared(net, folder, say=messages.append, search=False)
+    assert "readings of the fitting and validation data: made before" in messages
     assert data.settings == CONFIG.layers and data.found is None  # as they are, without a search
 
 
 def test_what_was_not_finished_is_read(net, data):
     before, readings = data.scored["photos"]["layer2"].gradient.clone(), data.run.study.out
     (readings / "test" / "photos.json").unlink()
-    said: list[str] = []
-    again = prepared(net, readings.parent, say=said.append)
-    assert [line for line in said if line.startswith("reading ")] == ["reading test set photos"]
+    messages: list[str] = []
+    again = prepared(net, readings.parent, say=messages.append)
+    assert [line for line in messages if line.startswith("reading ")] == ["reading test set photos"]
     assert torch.equal(again.scored["photos"]["layer2"].gradient, before)
 
 
@@ -139,9 +139,9 @@ def test_another_network_is_read_again_and_surrogates_are_labelled(net, tmp_path
     few = replace(few_sets(), far={}, ood_val=None)
     data = prepared(net, tmp_path, sets=few)
     assert data.fitting.surrogate and "surrogates" in data.about().ood_val["name"]
-    said: list[str] = []
-    prepared(type(net)(8).eval(), tmp_path, sets=few, say=said.append)
-    assert "reading the fitting subset" in said and "reading test set test" in said
+    messages: list[str] = []
+    prepared(type(net)(8).eval(), tmp_path, sets=few, say=messages.append)
+    assert "reading the fitting subset" in messages and "reading test set test" in messages
 
 
 @pytest.mark.parametrize("search", [True, False])
@@ -236,8 +236,8 @@ def test_draws_differ_and_repeat_with_the_seed(data):
 def test_no_other_weights_are_better_on_validation_data(data):
     found = finding(data, "weighted")
     weights = found.values["weights"]
-    given = {"id": data.fitting.id_val, "ood": data.fitting.ood_val}
-    scores = NACScores(data, scored=given)
+    samples = {"id": data.fitting.id_val, "ood": data.fitting.ood_val}
+    scores = NACScores(data, scored=samples)
 
     def value(chosen):
         layers = {n: replace(data.settings[n], weight=w) for n, w in zip(data.layers, chosen)}

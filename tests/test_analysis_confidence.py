@@ -38,7 +38,7 @@ def calibrated(data):
 
 
 @pytest.fixture(scope="module")
-def agreed(data):
+def agreements(data):
     return agreement(data, OPTIONS)
 
 
@@ -99,7 +99,7 @@ def test_calibration_puts_the_papers_numbers_beside(calibrated):
     assert list(row[2:5]) == [None] * 3  # not measured here
 
 
-def test_decisions_are_those_of_a_detector(data, agreed):
+def test_decisions_are_those_of_a_detector(data, agreements):
     """The share of rejected samples of NAC, from the network and a detector."""
     detector = NACDetector(data.run.net, FOUR_LAYERS.layers)
     study = data.run.study
@@ -107,17 +107,17 @@ def test_decisions_are_those_of_a_detector(data, agreed):
     inside = detector.score_loader(study.fitting["id_val"].loader(), progress=False)
     scored = detector.score_loader(study.scored["textures"].loader(), progress=False)
     share = 100 * float((scored.score < threshold_at(inside.score)).mean())
-    assert agreed.values["rejected_by"]["NAC"]["textures"] == pytest.approx(share)
+    assert agreements.values["rejected_by"]["NAC"]["textures"] == pytest.approx(share)
 
 
-def test_rank_correlations_and_pairs(data, agreed):
+def test_rank_correlations_and_pairs(data, agreements):
     scores = data.method_scores
     outside = ["digits_8_9", "textures"]
     nac, plus = (np.concatenate([scores[m][n] for n in outside]) for m in ("NAC", "MSP"))
-    found = agreed.values["rank_correlation"]["OOD samples"]
+    found = agreements.values["rank_correlation"]["OOD samples"]
     assert found["NAC"]["MSP"] == pytest.approx(spearmanr(nac, plus).statistic)
     assert found["NAC"]["NAC"] == pytest.approx(1)
-    pair = next(r for r in agreed.records if (r["first"], r["second"]) == ("NAC", "MSP"))
+    pair = next(r for r in agreements.records if (r["first"], r["second"]) == ("NAC", "MSP"))
     keys = ("ood_both", "ood_first_only", "ood_second_only", "ood_neither")
     assert sum(pair[key] for key in keys) == pytest.approx(100)
     limits = [threshold_at(scores[m][ID_VAL]) for m in ("NAC", "MSP")]
@@ -125,20 +125,20 @@ def test_rank_correlations_and_pairs(data, agreed):
     assert pair["ood_both"] == pytest.approx(both)
 
 
-def test_the_gallery_shows_disputed_samples(data, agreed):
-    groups = {group.title: group.samples for group in agreed.gallery}
+def test_the_gallery_shows_disputed_samples(data, agreements):
+    groups = {group.title: group.samples for group in agreements.gallery}
     assert groups
     for title, samples in groups.items():
         for sample in samples:
             assert sample.image.startswith("data:image/png;base64,")
             low = sample.shares["NAC"] <= 5
             assert low == ("NAC finds" in title or "NAC rejects" in title)
-    sections = analysis_document([agreed], data.about()).sections
+    sections = analysis_document([agreements], data.about()).sections
     cards = [b for s in sections for b in s.blocks if isinstance(b, Examples)]
     assert [card.title for card in cards] == list(groups)
 
 
-@pytest.mark.parametrize("kind", ["calibrated", "agreed"])
+@pytest.mark.parametrize("kind", ["calibrated", "agreements"])
 def test_files(kind, request, tmp_path):
     found = request.getfixturevalue(kind)
     paths = [*write_finding(found, tmp_path), *write_figures(found, tmp_path)]

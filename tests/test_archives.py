@@ -53,9 +53,9 @@ def test_a_program_cannot_run_code_while_it_is_loaded(program, tmp_path):
         torch.export.load(program)
     assert (tmp_path / "ran").is_dir(), "PyTorch alone runs it"
     (tmp_path / "ran").rmdir()
-    with pytest.raises(NACError, match="holds more than tensors and is not loaded") as told:
+    with pytest.raises(NACError, match="holds more than tensors and is not loaded") as message:
         network_of(str(program), 3)
-    assert "weights_only" not in str(told.value)
+    assert "weights_only" not in str(message.value)
     assert not (tmp_path / "ran").exists()
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
 

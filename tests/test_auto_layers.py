@@ -202,8 +202,8 @@ class TupleNet(nn.Module):
 
 def test_a_block_that_returns_a_tuple_is_read_behind_it():
     found = auto_layers(TupleNet(), torch.randn(2, 6, 5))
-    behind = [f"blocks.{k}.norm:tokens" for k in (2, 4, 6)]
-    assert chosen(found) == ("norm:class_token", behind)
+    norms = [f"blocks.{k}.norm:tokens" for k in (2, 4, 6)]
+    assert chosen(found) == ("norm:class_token", norms)
 
 
 def test_conv_heads():

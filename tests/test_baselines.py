@@ -115,11 +115,11 @@ def row_of(results, method):
 @pytest.mark.parametrize("method", (*BASELINES, *ON_NETWORKS))
 def test_the_evaluators_numbers(method, ours, net, data, configs):
     with openood_ready():
-        theirs = evaluator(net, data, configs, method)
-        frames = [theirs.eval_ood(fsood=full, progress=False) for full in (False, True)]
-        chosen = getattr(theirs.postprocessor, "get_hyperparam", lambda: None)()
-        searched = theirs.postprocessor.APS_mode
-        conf = theirs.scores["ood"]["far"]["texture"][1]
+        reference = evaluator(net, data, configs, method)
+        frames = [reference.eval_ood(fsood=full, progress=False) for full in (False, True)]
+        chosen = getattr(reference.postprocessor, "get_hyperparam", lambda: None)()
+        searched = reference.postprocessor.APS_mode
+        conf = reference.scores["ood"]["far"]["texture"][1]
     assert np.isfinite(conf).all() and len(np.unique(conf)) > 1
     # the scores themselves, not only their ranks
     found = ours[0].scores("s0", method, "texture").score
@@ -183,9 +183,9 @@ def test_the_settings_are_used_where_nothing_is_searched(data, net, tmp_path):
         sweep = {"percentile_list": [85]}
         folder = write_config(tmp_path / "configs", "react", search, {"percentile": 90}, sweep)
         with openood_ready():
-            theirs = evaluator(net, data, folder, "react").postprocessor.percentile
+            reference = evaluator(net, data, folder, "react").postprocessor.percentile
         asked = asked_of(data, tmp_path / str(search), folder, ("react",), net)
-        assert row_of(run_study(asked), "react").hyperparameters == {"percentile_list": theirs}
+        assert row_of(run_study(asked), "react").hyperparameters == {"percentile_list": reference}
     asked = dataclasses.replace(asked, search=False, out=tmp_path / "no_search")
     assert row_of(run_study(asked), "react").hyperparameters == {"percentile_list": 90}
 
@@ -218,11 +218,11 @@ def test_our_resnet_gives_what_openoods_does(data, configs, net, ours, tmp_path)
 def test_a_stage_is_read_before_somebody_rewrites_it(small_net):
     """The next stage's in-place ReLU must not reach what is handed out."""
     x = torch.randn(2, 3, 9, 9)
-    said = small_net.layer3(small_net.layer2(small_net.layer1(x))).clone()
-    assert (said < 0).any()
+    stage = small_net.layer3(small_net.layer2(small_net.layer1(x))).clone()
+    assert (stage < 0).any()
     view = NetworkView(small_net, x)
-    assert torch.equal(view.intermediate_forward(x, 3), said)
-    assert torch.equal(view(x, return_feature_list=True)[1][3], said)
+    assert torch.equal(view.intermediate_forward(x, 3), stage)
+    assert torch.equal(view(x, return_feature_list=True)[1][3], stage)
 
 
 def test_a_vit_has_features_and_no_maps(data, configs, tmp_path):
@@ -256,13 +256,13 @@ def test_no_trace_where_a_method_raises(method, configs, net):
     before = snapshot(net)
     try:
         sets = (batches(), batches(), batches())
-        given = MethodInputs(net, "unheard_of", 10, *sets, std=(1.0, 1.0, 1.0), progress=False)
+        inputs = MethodInputs(net, "unheard_of", 10, *sets, std=(1.0, 1.0, 1.0), progress=False)
         scorer = OpenOODScorer(METHODS[method], configs)
         if method in ("mds_ensemble", "gram"):  # the others look at nothing beforehand
             with pytest.raises((RuntimeError, ValueError)):
-                scorer.setup(dataclasses.replace(given, train=broken))
+                scorer.setup(dataclasses.replace(inputs, train=broken))
             assert equal(before, snapshot(net))
-        scorer.setup(given)
+        scorer.setup(inputs)
         assert equal(before, snapshot(net))
         with pytest.raises((RuntimeError, ValueError)):
             scorer.score(broken)
@@ -304,7 +304,7 @@ def opengan_study(data, out, net, path):
 
 
 def test_opengans_discriminator_lies_beside_the_checkpoint(data, net, discriminator, tmp_path):
-    theirs, folder = discriminator
+    reference, folder = discriminator
     results = run_study(opengan_study(data, tmp_path / "out", net, folder / "best.ckpt"))
     assert results.rows[0].status == "ok", results.rows[0].error
     with openood_ready():
@@ -317,7 +317,7 @@ def test_opengans_discriminator_lies_beside_the_checkpoint(data, net, discrimina
             "cifar10", str(data), get_default_preprocessor("cifar10"),
             batch_size=BATCH, shuffle=False, num_workers=0,
         )  # fmt: skip
-        both = {"backbone": net, "netD": theirs}
+        both = {"backbone": net, "netD": reference}
         test, tin = (
             processor.inference(both, loader, progress=False)
             for loader in (loaders["id"]["test"], loaders["ood"]["near"]["tin"])

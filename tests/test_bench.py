@@ -70,11 +70,11 @@ def test_out_of_distribution_scores(bench_readings, authors, detector, in_distri
     _, inside = in_distribution
     scores = detector.score_readings(bench_readings(f"test_{name}")).numpy()
     assert np.abs(scores - authors["scores"][name]).max() <= 2e-3
-    theirs = percent(authors["scores"]["cifar10"], authors["scores"][name])
+    reference = percent(authors["scores"]["cifar10"], authors["scores"][name])
     whole = "metrics" in authors  # of fewer images, a pair in another order counts more
-    assert percent(inside, scores) == pytest.approx(theirs, abs=0.02 if whole else 0.05)
+    assert percent(inside, scores) == pytest.approx(reference, abs=0.02 if whole else 0.05)
     if whole:
-        assert theirs == pytest.approx(authors["metrics"][name]["auroc"], abs=1e-3)
+        assert reference == pytest.approx(authors["metrics"][name]["auroc"], abs=1e-3)
 
 
 def percent(inside, outside):

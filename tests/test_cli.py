@@ -36,9 +36,9 @@ def test_a_mistyped_option_names_the_one_that_was_meant(capsys):
     for typed in (["--trian", "birds"], ["--trian=birds"]):
         with pytest.raises(SystemExit, match="2"):
             main(["fit", *typed])
-        told = capsys.readouterr().err
-        assert f"unrecognized arguments: {' '.join(typed)}. Did you mean --train?" in told
-        assert "usage: nac-openood fit" in told
+        message = capsys.readouterr().err
+        assert f"unrecognized arguments: {' '.join(typed)}. Did you mean --train?" in message
+        assert "usage: nac-openood fit" in message
     with pytest.raises(SystemExit, match="2"):
         main(["fit", "--nothing-like-it"])
     assert "Did you mean" not in capsys.readouterr().err
@@ -56,34 +56,34 @@ def test_names_of_files_that_are_not_utf8(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("encoding", "told"),
+    ("encoding", "message"),
     [
         ("ascii", rb"\u0394 \xb1 \xe4"),
         ("cp1252", b"\\u0394 \xb1 \xe4"),
         ("utf-8", "\u0394 ± ä".encode()),
     ],
 )
-def test_characters_that_stdout_has_no_code_for(monkeypatch, encoding, told):
+def test_characters_that_stdout_has_no_code_for(monkeypatch, encoding, message):
     stream = io.TextIOWrapper(io.BytesIO(), encoding)
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setattr(sys, "argv", ["nac-openood", "run"])
     monkeypatch.setattr(cli, "main", lambda: show("\u0394 ± ä"))
     cli.terminal()
-    assert stream.buffer.getvalue() == told + b"\n"
+    assert stream.buffer.getvalue() == message + b"\n"
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("serve --detector d.nac --port 99999", "expected a whole number from 0 to 65535"),
         ("search --guard high", "expected a number, 'auto' or 'none', got 'high'"),
         ("search --budget-seconds nan", "expected a number above 0, got 'nan'"),
     ],
 )
-def test_values_that_no_option_takes(words, told, capsys):
+def test_values_that_no_option_takes(words, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(words.split())
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_ctrl_c(monkeypatch, capsys, tmp_path):
@@ -198,8 +198,8 @@ def test_errors_name_the_options_of_the_running_command(capsys, tmp_path):
         (tmp_path / name).touch()
     base = ["compare", "--id-data", "cifar10", "--arch", "resnet_embedded", "--out", str(tmp_path)]
     assert main([*base, "--checkpoint", str(tmp_path / "a"), "--data-root", str(tmp_path)]) == 1
-    told = capsys.readouterr().err
-    assert "--data-root" in told and "`" not in told
+    message = capsys.readouterr().err
+    assert "--data-root" in message and "`" not in message
 
 
 def test_the_library_does_not_know_the_command_line():
@@ -250,8 +250,8 @@ def test_a_full_disk_behind_stdout(command, table, monkeypatch, capsys):
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         assert main([command, table] if command == "merge" else [command]) == 1
-    told = "nac-openood: cannot write to stdout: No space left on device.\n"
-    assert capsys.readouterr().err == told
+    message = "nac-openood: cannot write to stdout: No space left on device.\n"
+    assert capsys.readouterr().err == message
 
 
 def test_a_reader_that_has_seen_enough(table, monkeypatch, capsys):
@@ -266,8 +266,8 @@ def test_a_reader_that_has_seen_enough(table, monkeypatch, capsys):
 @pytest.mark.parametrize("command", ["merge", "score"])
 def test_a_closed_stdout(command, table, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdout", None)
-    given = ["--detector", "x.nac"] if command == "score" else []
-    assert main([command, *given, table]) == 1
+    options = ["--detector", "x.nac"] if command == "score" else []
+    assert main([command, *options, table]) == 1
     assert "nac-openood: stdout is closed" in capsys.readouterr().err
 
 

@@ -210,11 +210,11 @@ def test_full_spectrum_counts_shifted_images_as_inside(data, tmp_path):
 
 
 def test_bad_images_are_named_and_counted_before_anything_runs(tmp_path):
-    root, said = write_benchmark(tmp_path / "data"), []
+    root, messages = write_benchmark(tmp_path / "data"), []
     (root / "images_classic/tin/test/3.png").unlink()
     (root / "images_classic/mnist/1.png").write_bytes(b"no image")
     (root / "images_classic/cifar10/train/5.png").write_bytes(b"")
-    asked = study(root, tmp_path / "out", {"toy": Toy}, say=said.append)
+    asked = study(root, tmp_path / "out", {"toy": Toy}, say=messages.append)
     message = r"train: 1 of 100 .*tin: 1 of 10 images are missing.*tin/test/3.png.*mnist/1.png"
     with pytest.raises(NACError, match=message + ".*pass `skip_bad=True`"):
         run_study(asked)
@@ -223,7 +223,7 @@ def test_bad_images_are_named_and_counted_before_anything_runs(tmp_path):
     sizes = {s.name: (s.images, s.skipped) for s in results.sets}
     assert sizes["tin"] == (9, 1) and sizes["cifar100"] == (10, 0)
     assert any("1 images of mnist cannot be read" in note for note in results.notes)
-    assert any("mnist/1.png" in text for text in said)
+    assert any("mnist/1.png" in text for text in messages)
     assert len(results.scores("s0", "toy", "mnist").score) == 9
 
 
@@ -326,8 +326,8 @@ def test_truncated_images_are_bad_whatever_openood_told_pillow(tmp_path, monkeyp
     (tmp_path / "b.jpg").write_bytes(whole[: len(whole) // 2])
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     images = unlabelled_samples(tmp_path, CIFAR10.transform())
-    rest, told = readable_images(images, "x", progress=False)
-    assert rest.names == ["a.jpg"] and "truncated" in told
+    rest, message = readable_images(images, "x", progress=False)
+    assert rest.names == ["a.jpg"] and "truncated" in message
     assert ImageFile.LOAD_TRUNCATED_IMAGES is True
 
 

@@ -164,8 +164,8 @@ def test_inputs_by_name_score_as_tensors_do(data):
         return [{"features": s["data"], "labels": s["label"], "name": "row"} for s in Dicts(data)]
 
     expected, found = (
-        run(small_net(None), given, ["msp", "knn", "nac"], backend="pytorch-ood")
-        for given in (data, each(by_name, data))
+        run(small_net(None), each_data, ["msp", "knn", "nac"], backend="pytorch-ood")
+        for each_data in (data, each(by_name, data))
     )
     assert [(row.status, row.error) for row in found.rows] == [("ok", None)] * 3
     assert aurocs(found) == aurocs(expected)
@@ -429,8 +429,10 @@ def test_the_whole_table_without_backends(data, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pytorch_ood", None)
     monkeypatch.delitem(__import__("sys").modules, "pytorch_ood.detector", raising=False)
     monkeypatch.setattr("nac_openood.plugin.source.has_openood", lambda: False)
-    said = []
-    results = compare(small_net(None), **data, nac_config=SETTINGS, progress=False, say=said.append)
+    messages = []
+    results = compare(
+        small_net(None), **data, nac_config=SETTINGS, progress=False, say=messages.append
+    )
     assert [r.method for r in results.rows] == list(METHODS)
     assert {r.method for r in results.rows if r.status == "ok"} == {"nac"}
-    assert any("no baselines, NAC alone" in line for line in said)
+    assert any("no baselines, NAC alone" in line for line in messages)

@@ -27,7 +27,7 @@ postprocessor:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def project(tmp_path_factory):
     """A folder with data/, two checkpoints s0 and s1, and NAC's settings."""
     root = tmp_path_factory.mktemp("place")
     write_benchmark(root / "data")
@@ -40,18 +40,18 @@ def place(tmp_path_factory):
     return root
 
 
-def options(place, out, *methods):
+def options(project, out, *methods):
     return [
-        "compare", "--id-data", "cifar10", "--data-root", str(place / "data"), "--arch", ARCH,
-        "--checkpoint", str(place / "results/s0"), "--nac-config", str(place / "nac.yml"),
+        "compare", "--id-data", "cifar10", "--data-root", str(project / "data"), "--arch", ARCH,
+        "--checkpoint", str(project / "results/s0"), "--nac-config", str(project / "nac.yml"),
         "--backend", "pytorch-ood", "--batch-size", "20", "--out", str(out),
         "--methods", *methods,
     ]  # fmt: skip
 
 
-def test_a_table_of_two_runs(place, tmp_path, capsys):
-    arguments = options(place, tmp_path / "out", "msp", "knn", "nac")
-    arguments[arguments.index("--checkpoint") + 1] = str(place / "results")
+def test_a_table_of_two_runs(project, tmp_path, capsys):
+    arguments = options(project, tmp_path / "out", "msp", "knn", "nac")
+    arguments[arguments.index("--checkpoint") + 1] = str(project / "results")
     assert main(arguments) == 0
     shown = capsys.readouterr().out
     assert "> NAC" in shown and "[3/3] NAC" in shown and "report.html" in shown
@@ -64,16 +64,16 @@ def test_a_table_of_two_runs(place, tmp_path, capsys):
     assert "report.html" in {p.name for p in (tmp_path / "out").iterdir()}
 
 
-def test_without_a_search_the_defaults_are_used(place, tmp_path):
-    assert main([*options(place, tmp_path / "out", "knn", "nac"), "--no-search"]) == 0
+def test_without_a_search_the_defaults_are_used(project, tmp_path):
+    assert main([*options(project, tmp_path / "out", "knn", "nac"), "--no-search"]) == 0
     results = Results.load(tmp_path / "out")
     assert all(row.search is None for row in results.rows) and not results.surrogates
     assert results.rows[0].hyperparameters == {"K": 50}
     assert any("default hyperparameters" in note for note in results.notes)
 
 
-def test_without_ood_validation_surrogates_are_searched_against(place, tmp_path):
-    arguments = options(place, tmp_path / "out", "react", "odin", "nac")
+def test_without_ood_validation_surrogates_are_searched_against(project, tmp_path):
+    arguments = options(project, tmp_path / "out", "react", "odin", "nac")
     assert main([*arguments, "--ood-val", "none"]) == 0
     results = Results.load(tmp_path / "out")
     assert all(row.search["points"] > 1 for row in results.rows) and results.surrogates
@@ -81,12 +81,12 @@ def test_without_ood_validation_surrogates_are_searched_against(place, tmp_path)
     assert "surrogate OOD" in (tmp_path / "out" / "results.md").read_text()
 
 
-def test_a_failed_method_shows_in_table_and_exit_code(place, tmp_path, capsys):
+def test_a_failed_method_shows_in_table_and_exit_code(project, tmp_path, capsys):
     # an untrained network is never right about some class, and openmax needs an answer for each
-    code = main(options(place, tmp_path / "out", "openmax", "msp", "opengan"))
+    code = main(options(project, tmp_path / "out", "openmax", "msp", "opengan"))
     assert code == 2
-    told = capsys.readouterr()
-    assert "failed: OpenMax" in told.err and "openmax" in told.out
+    message = capsys.readouterr()
+    assert "failed: OpenMax" in message.err and "openmax" in message.out
     status = {row.method: row.status for row in Results.load(tmp_path / "out").rows}
     assert status == {"openmax": "failed", "msp": "ok", "opengan": "absent"}
 
@@ -110,11 +110,11 @@ def test_a_failed_method_shows_in_table_and_exit_code(place, tmp_path, capsys):
         (["--layers", "layer9"], "NAC's settings have no layers ['layer9']"),
     ],
 )
-def test_bad_options_say_what_to_do(place, tmp_path, capsys, change, message):
-    arguments = [*options(place, tmp_path / "out", "nac"), *change]
+def test_bad_options_say_what_to_do(project, tmp_path, capsys, change, message):
+    arguments = [*options(project, tmp_path / "out", "nac"), *change]
     assert main(arguments) in (1, 2)
-    told = capsys.readouterr()
-    assert message in told.err + told.out and "Traceback" not in told.err
+    error = capsys.readouterr()
+    assert message in error.err + error.out and "Traceback" not in error.err
 
 
 def test_published_weights_by_name(tmp_path, monkeypatch):
@@ -146,15 +146,15 @@ sys.fault.__enter__()
 """
 
 
-def test_killed_at_any_moment_it_ends_with_the_same_tables(place, tmp_path):
+def test_killed_at_any_moment_it_ends_with_the_same_tables(project, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    done = run(options(place, whole, *METHODS))
+    done = run(options(project, whole, *METHODS))
     assert done.returncode == 0, done.stderr
     for step in (2, 120, 250):
         code = KILL.format(folder=str(killed), step=step)
-        done = run(options(place, killed, *METHODS), before=code)
+        done = run(options(project, killed, *METHODS), before=code)
         assert done.returncode == -signal.SIGKILL, done.stderr
-    done = run(options(place, killed, *METHODS))
+    done = run(options(project, killed, *METHODS))
     assert done.returncode == 0, done.stderr
     assert "done before" in done.stdout
     assert plain(Results.load(killed)) == plain(Results.load(whole))

@@ -10,8 +10,8 @@ from nac_openood.detector.config import CONFIG_ROOT, preset, presets
 
 def test_reference_spellings_are_read():
     ours = LayerConfig(n_bins=500, full_count=100, steepness=1000.0, state="gradient")
-    theirs = {"M": 500, "O": 100, "sig_alpha": 1000, "method": "sigmoid(g_kl)"}
-    assert LayerConfig.from_dict(theirs) == ours
+    reference = {"M": 500, "O": 100, "sig_alpha": 1000, "method": "sigmoid(g_kl)"}
+    assert LayerConfig.from_dict(reference) == ours
     assert LayerConfig.from_dict(ours.to_dict()) == ours
 
 
@@ -148,8 +148,8 @@ def test_missing_files_and_presets():
     with pytest.raises(NACError, match="cannot read nowhere.yml: No such file"):
         read_config("nowhere.yml")
     for benchmark, family in (("mnist", "resnet"), ("cifar10", "densenet")):
-        told = f"no preset '{benchmark}' for rule 'nac' and '{family}' networks; there are"
-        with pytest.raises(NACError, match=told):
+        message = f"no preset '{benchmark}' for rule 'nac' and '{family}' networks; there are"
+        with pytest.raises(NACError, match=message):
             preset(benchmark, family)
 
 

@@ -79,14 +79,14 @@ def test_our_search_and_openoods_sweep_choose_the_same(make, small_net, loaders,
     inside, outside = loaders
     inside["val"] = loader(30, 1, shuffle=shuffle)
     outside["val"] = loader(30, 3, 2.0, shuffle=shuffle, label=-1)
-    ours, theirs = make(), make(search_in="openood")
+    ours, reference = make(), make(search_in="openood")
     StandInEvaluator(small_net, ours, inside, outside)
-    StandInEvaluator(small_net, theirs, inside, outside)
+    StandInEvaluator(small_net, reference, inside, outside)
     assert ours.hyperparam_search_done
-    assert ours.layers == theirs.layers
-    assert ours.get_hyperparam() == theirs.get_hyperparam()
+    assert ours.layers == reference.layers
+    assert ours.get_hyperparam() == reference.get_hyperparam()
     for data in (inside["test"], outside["near"]["x"]):
-        a, b = (p.inference(small_net, data)[1] for p in (ours, theirs))
+        a, b = (p.inference(small_net, data)[1] for p in (ours, reference))
         assert a.tolist() == b.tolist()
 
 

@@ -141,8 +141,8 @@ def test_a_quota_is_the_first_of_each_class():
 
 
 def test_a_quota_without_labels_is_the_first():
-    given = [Batch(torch.rand(3, 1), None, 5, 0), Batch(torch.rand(3, 1), None, 7, 99), None]
-    taken = [(each.size, each.number, each.start) for each in take_quota(iter(given), 4, 2)]
+    quota = [Batch(torch.rand(3, 1), None, 5, 0), Batch(torch.rand(3, 1), None, 7, 99), None]
+    taken = [(each.size, each.number, each.start) for each in take_quota(iter(quota), 4, 2)]
     assert taken == [(3, 0, 0), (1, 1, 3)], "numbered as taken"
 
 

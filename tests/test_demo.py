@@ -217,11 +217,11 @@ def test_what_stops_it_leaves_nothing_half_written(
     with monkeypatch.context() as patch:
         patch.setattr(TensorWriter, "_append", stop)
         assert demo(out) == code
-    told = capsys.readouterr()
-    assert message in told.err and str(out) in told.err
-    assert ("No space left on device" in told.err) == (code == 1)
-    assert ("#  Method" in told.out) == (code == 130), "what is finished is shown"
-    assert len(told.err.splitlines()) == 1 and no_leftovers(out)
+    text = capsys.readouterr()
+    assert message in text.err and str(out) in text.err
+    assert ("No space left on device" in text.err) == (code == 1)
+    assert ("#  Method" in text.out) == (code == 130), "what is finished is shown"
+    assert len(text.err.splitlines()) == 1 and no_leftovers(out)
     status = {r.method: r.status for r in Results.load(out).rows}
     assert status["msp"] == "ok" and status["knn"] == status[NAC] == "failed"
     assert tables(out) == 0

@@ -151,11 +151,11 @@ def test_a_failed_fit_keeps_the_earlier_one(detector, images):
 
 
 def test_uneven_classes_are_reported(small_net, images, labels):
-    few, told = (
+    few, message = (
         [(images[labels < 3], labels[labels < 3])],
         "1 of the network's 4 classes are missing",
     )
-    with pytest.warns(UserWarning, match=f"{told} and 3 classes have fewer than 3 samples"):
+    with pytest.warns(UserWarning, match=f"{message} and 3 classes have fewer than 3 samples"):
         NACDetector(small_net, LAYERS, rule="nac").fit(few, n_samples=9)
     keep = (labels < 3) | (torch.arange(24) < 4)
     with pytest.warns(UserWarning, match="1 classes have fewer than 2 samples"):

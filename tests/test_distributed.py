@@ -18,9 +18,9 @@ WHOLE = (*DATA, "--test", "birds/test")
 
 @pytest.fixture(scope="module")
 def here(own_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("shared") / "place"
-    shutil.copytree(own_project, place)
-    return place
+    folder = tmp_path_factory.mktemp("shared") / "place"
+    shutil.copytree(own_project, folder)
+    return folder
 
 
 @pytest.fixture(scope="module", params=["nac", "nac_plus"])
@@ -40,10 +40,10 @@ def fit_options(rule: str) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_fit_and_score(here: Path, fitted: tuple[str, str], size: int) -> None:
-    rule, told = fitted
+    rule, message = fitted
     first, *others = run_job(size, ("fit", *fit_options(rule), "--out", f"{rule}_{size}.nac"), here)
     assert first.returncode == 0, first.stderr
-    assert first.stdout == told.replace(f"{rule}.nac", f"{rule}_{size}.nac")
+    assert first.stdout == message.replace(f"{rule}.nac", f"{rule}_{size}.nac")
     assert [(done.returncode, done.stdout, done.stderr) for done in others] == [(0, "", "")] * (
         size - 1
     )
@@ -94,9 +94,9 @@ def test_search_and_compare(here: Path) -> None:
     cells = [name for name in names if name.suffix == ".safetensors"]
     assert len(cells) == 4 * 2 + 4  # scores of four methods on two sets, features of four
     for name in cells:
-        mine, theirs = load_file(here / "compare1" / name), load_file(here / "compare2" / name)
-        assert mine.keys() == theirs.keys()
-        assert all(bool((mine[key] == theirs[key]).all()) for key in mine), name
+        mine, reference = load_file(here / "compare1" / name), load_file(here / "compare2" / name)
+        assert mine.keys() == reference.keys()
+        assert all(bool((mine[key] == reference[key]).all()) for key in mine), name
 
 
 PASSES = """
@@ -185,8 +185,8 @@ def test_an_error_in_one_process_is_told_once(here: Path) -> None:
     words = ("fit", *NETWORK, *DATA[:2], "--train", str(folder), "--val", "birds/val")
     first, second = run_job(2, (*words, "--batch-size", 25, "--out", "bad.nac"), here)
     assert first.returncode == second.returncode == 1
-    told = first.stderr + second.stderr
-    assert told.count("cannot be read (") == 1 and "Traceback" not in told, told
+    message = first.stderr + second.stderr
+    assert message.count("cannot be read (") == 1 and "Traceback" not in message, message
     assert not (here / "bad.nac").exists()
 
 
@@ -222,10 +222,10 @@ def test_a_killed_process_ends_the_others(here: Path) -> None:
     from pathlib import Path
     from nac_openood.network import probe
     from nac_openood.detector import readings as reader
-    def read(*given, **options):
+    def read(*arguments, **options):
         Path("begun_" + os.environ["RANK"]).touch()
         time.sleep(0.3)
-        return probe.read(*given, **options)
+        return probe.read(*arguments, **options)
     reader.read = read
     """
     words = ("fit", *fit_options("nac_plus"), "--batch-size", 5, "--out", "killed.nac")
@@ -237,8 +237,10 @@ def test_a_killed_process_ends_the_others(here: Path) -> None:
     done = [command.wait() for command in commands]
     assert time.monotonic() - began < 300, "torch itself would wait for half an hour"
     assert [d.returncode for d in done].count(1) == 2, done
-    told = "".join(d.stderr for d in done)
-    assert "another process of this job has ended" in told and "Traceback" not in told, told
+    message = "".join(d.stderr for d in done)
+    assert "another process of this job has ended" in message and "Traceback" not in message, (
+        message
+    )
     assert not list(here.glob("*killed*")), "nothing is left half-written"
 
 

@@ -59,9 +59,9 @@ def test_own_model_runs_from_top_to_bottom_and_its_errors_are_the_real_ones(here
     page = (DOCS / "own_model.md").read_text(encoding="utf-8")
     code = page.split("## The ten lines")[1].split("```python\n")[1].split("```")[0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
-    told = re.findall(r"^\| `([^|]+?)` \|", page, re.MULTILINE)
-    assert len(told) == len(names["messages"])
-    for text, message in zip(told, names["messages"]):
+    error = re.findall(r"^\| `([^|]+?)` \|", page, re.MULTILINE)
+    assert len(error) == len(names["messages"])
+    for text, message in zip(error, names["messages"]):
         assert text in message
 
 
@@ -113,8 +113,8 @@ def test_nac_me_runs_and_its_costs_are_those_of_the_benchmark(here):
     assert names["monitor"].history
     page = (DOCS / "checkpoints.md").read_text(encoding="utf-8")
     measured = json.loads((DOCS.parent / "benchmarks" / "nac_me.json").read_text())
-    told = dict(re.findall(r"^\| ([\w/-]+, \d+ x \d+) \| ([\d.]+) \|$", page, re.MULTILINE))
-    assert {k.replace(" x ", "x"): float(v) for k, v in told.items()} == {
+    message = dict(re.findall(r"^\| ([\w/-]+, \d+ x \d+) \| ([\d.]+) \|$", page, re.MULTILINE))
+    assert {k.replace(" x ", "x"): float(v) for k, v in message.items()} == {
         title: pytest.approx(ratio, abs=0.005) for title, ratio in measured["passes"].items()
     }
     assert max(measured["passes"].values()) <= 1.5
@@ -157,20 +157,20 @@ def test_the_examples_of_compare_run(here, monkeypatch):
 
     # what the examples take for granted
     sizes = {"train_set": 60, "val_set": 41, "test_set": 42, "tin": 31, "svhn": 32, "cifar100": 33}
-    given = {name: dataset(n, name in ("tin", "svhn", "cifar100")) for name, n in sizes.items()}
-    given["net"] = torchvision.models.resnet18(num_classes=10)
+    offered = {name: dataset(n, name in ("tin", "svhn", "cifar100")) for name, n in sizes.items()}
+    offered["net"] = torchvision.models.resnet18(num_classes=10)
     monkeypatch.setattr("tempfile.tempdir", str(here))
     with_pytorch_ood = partial(nac_openood.compare, backend="pytorch-ood")
     monkeypatch.setattr(nac_openood, "compare", with_pytorch_ood)
     monkeypatch.setattr(table, "METHODS", dict(table.METHODS))
     arguments = "{n_samples: 60, layers: {avgpool: {n_bins: 50}}}"
     Path("nac.yml").write_text(f"postprocessor: {{postprocessor_args: {arguments}}}")
-    rows = run_page("compare.md", **given)["results"].rows
+    rows = run_page("compare.md", **offered)["results"].rows
     assert {row.method: row.status for row in rows} == {"msp": "ok", "knn": "ok", "nac": "ok"}
     sets = {"train": "train_set", "id_val": "val_set", "test": "test_set"}
-    data = {role: given[name] for role, name in sets.items()}
-    far = {"svhn": given["svhn"]}
-    own = nac_openood.compare(given["net"], **data, far=far, search=False, methods=["norm"])
+    data = {role: offered[name] for role, name in sets.items()}
+    far = {"svhn": offered["svhn"]}
+    own = nac_openood.compare(offered["net"], **data, far=far, search=False, methods=["norm"])
     assert [(row.title, row.status) for row in own.rows] == [("Norm", "ok")]
 
 

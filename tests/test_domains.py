@@ -64,7 +64,7 @@ def test_a_class_name_that_continues_another_does_not_mix_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("domain", "classes", "told"),
+    ("domain", "classes", "message"),
     [
         ("loose", None, "are not in class folders"),
         ("single", None, "one class only, dog"),
@@ -73,11 +73,11 @@ def test_a_class_name_that_continues_another_does_not_mix_them(tmp_path):
         ("photo", ("dog",), "has samples of class cat, which is not one of the 1"),
     ],
 )
-def test_bad_domains_are_refused(root, domain, classes, told):
+def test_bad_domains_are_refused(root, domain, classes, message):
     write(root, "single", "dog")
     (root / "loose").mkdir()
     Image.new("RGB", (4, 4)).save(root / "loose" / "1.png")
-    with pytest.raises(NACError, match=told):
+    with pytest.raises(NACError, match=message):
         read_domain(root / domain, classes)
 
 

@@ -81,13 +81,15 @@ def test_an_item_is_the_benchmarks_transform_of_its_picture(sets):
 def test_without_the_optional_libraries_there_are_fewer_sets_and_it_says_so(monkeypatch, sets):
     for name in OPTIONAL:
         monkeypatch.setitem(sys.modules, name, None)
-    said = []
-    fewer = embedded_sets(said.append)
+    messages = []
+    fewer = embedded_sets(messages.append)
     assert list(fewer.near) == ["digits_8_9"] and not fewer.shifted
     assert list(fewer.far) == ["photos", "portrait", "terrain"]
     assert torch.equal(fewer.far["photos"].tensors, sets.far["photos"].tensors)
-    assert len(said) == 3 and all("pip install 'nac-openood[demo]'" in line for line in said)
-    assert "scikit-image" in said[-1] and "mlxtend" in said[0]
+    assert len(messages) == 3 and all(
+        "pip install 'nac-openood[demo]'" in line for line in messages
+    )
+    assert "scikit-image" in messages[-1] and "mlxtend" in messages[0]
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert list(embedded_sets().far) == ["photos"]
 

@@ -179,7 +179,7 @@ def test_gradient_steps_move_the_entropy(form):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"n_bins": 1}, "n_bins must be at least 2"),
         ({"window": 0}, "window must be at least 2"),
@@ -187,8 +187,8 @@ def test_gradient_steps_move_the_entropy(form):
         ({"form": "gibbs"}, "unknown form .*expected one of .*paper"),
     ],
 )
-def test_bad_settings_are_refused(net, options, told):
-    with pytest.raises(NACError, match=told):
+def test_bad_settings_are_refused(net, options, message):
+    with pytest.raises(NACError, match=message):
         NACEntropy(net, **{"layer": "hidden", **options})
 
 
@@ -262,8 +262,8 @@ def mistakes():
 
 
 def test_its_errors_are_the_real_ones():
-    told = re.findall(r"^\| [^|]+ \| `([^|]+?)` \|$", PAGE.split("## Errors")[1], re.M)
-    for text, mistake in zip(told, mistakes()):
+    message = re.findall(r"^\| [^|]+ \| `([^|]+?)` \|$", PAGE.split("## Errors")[1], re.M)
+    for text, mistake in zip(message, mistakes()):
         with pytest.raises(NACError, match=re.escape(text)):
             mistake()
-    assert len(told) == 5
+    assert len(message) == 5

@@ -255,18 +255,18 @@ class Convolutions(nn.Sequential):
 
 @pytest.mark.filterwarnings("ignore:the readings of a sample differ")
 @pytest.mark.parametrize(
-    ("make", "size", "name", "told"),
+    ("make", "size", "name", "message"),
     [
         (Fickle, (12,), "x.pt2", "PyTorch cannot export Fickle .*forward must do the same"),
         (Drawing, (12,), "x.pt2", "does not compute what the detector computes: logits"),
         (Convolutions, (3, 8, 8), "x.onnx", r"NOT_IMPLEMENTED.*net\.float\(\) or a \.pt2"),
     ],
 )
-def test_networks_that_cannot_be_exported(tmp_path, make, size, name, told):
+def test_networks_that_cannot_be_exported(tmp_path, make, size, name, message):
     torch.manual_seed(0)
     detector = fitted(make(), size)
     (tmp_path / name).write_text("an older file")
-    with pytest.raises(NACError, match=told):
+    with pytest.raises(NACError, match=message):
         detector.export(tmp_path / name)
     assert [p.name for p in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "an older file"
@@ -281,7 +281,7 @@ def test_onnx_must_be_installed(table, tmp_path, monkeypatch):
 @pytest.mark.skipif(os.name != "posix", reason="needs limits of files")
 @pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
 def test_a_disk_that_is_nearly_full(table, tmp_path, suffix):
-    told = f"cannot write .*x{suffix}: File too large"
-    with pytest.raises(FileError, match=told), small_files(1000):
+    message = f"cannot write .*x{suffix}: File too large"
+    with pytest.raises(FileError, match=message), small_files(1000):
         table.export(tmp_path / f"x{suffix}")
     assert not list(tmp_path.iterdir())

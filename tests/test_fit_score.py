@@ -24,18 +24,18 @@ HEADER = "path,class,confidence,score,p_value,decision"
 
 
 @pytest.fixture(scope="module")
-def place(own_project, tmp_path_factory):
+def project(own_project, tmp_path_factory):
     """A copy of `own_project` with a detector, birds.nac."""
-    with copied(own_project, tmp_path_factory.mktemp("fitted") / "place") as place:
-        given = [*NETWORK, "--transform", "transform.yml", *DATA, "--test", "birds/test"]
-        assert main(["fit", *given, "--out", "birds.nac", "--device", "cpu"]) == 0
-    return place
+    with copied(own_project, tmp_path_factory.mktemp("fitted") / "place") as project:
+        options = [*NETWORK, "--transform", "transform.yml", *DATA, "--test", "birds/test"]
+        assert main(["fit", *options, "--out", "birds.nac", "--device", "cpu"]) == 0
+    return project
 
 
 @pytest.fixture
-def here(place, monkeypatch):
-    monkeypatch.chdir(place)
-    return place
+def here(project, monkeypatch):
+    monkeypatch.chdir(project)
+    return project
 
 
 def fit(*arguments):
@@ -55,8 +55,8 @@ def table(text):
 
 def test_fit_prints_what_one_needs_to_know(here, tmp_path, capsys):
     out = tmp_path / "any.extension"
-    given = [*NETWORK, "--transform", "transform.yml", *DATA, "--test", "birds/test"]
-    assert fit(*given, "--alpha", "0.1", "--out", str(out)) == 0
+    options = [*NETWORK, "--transform", "transform.yml", *DATA, "--test", "birds/test"]
+    assert fit(*options, "--alpha", "0.1", "--out", str(out)) == 0
     caught = capsys.readouterr()
     lines = dict(line.split(maxsplit=1) for line in caught.out.splitlines() if " " in line)
     assert lines["layers"] == "stem.2, middle (found by running the network)"
@@ -73,8 +73,8 @@ def test_fit_prints_what_one_needs_to_know(here, tmp_path, capsys):
 
 
 def test_fit_holds_out_validation_images(here, tmp_path, capsys):
-    given = [*NETWORK, "--transform", "transform.yml", "--train", "birds/train"]
-    assert fit(*given, "--rule", "nac", "--layers", "pool", "--out", str(tmp_path / "d")) == 0
+    options = [*NETWORK, "--transform", "transform.yml", "--train", "birds/train"]
+    assert fit(*options, "--rule", "nac", "--layers", "pool", "--out", str(tmp_path / "d")) == 0
     caught = capsys.readouterr()
     assert "fitted on     192 training samples" in caught.out and "of 48 validation" in caught.out
     assert "not measured: pass --test" in caught.out
@@ -82,24 +82,24 @@ def test_fit_holds_out_validation_images(here, tmp_path, capsys):
 
 
 def test_fit_takes_a_loader_of_the_users_code(here, tmp_path, capsys):
-    given = [*NETWORK, "--transform", "transform.yml", "--out", str(tmp_path / "d")]
-    assert fit(*given, "--train", "net.py:birds") == 0
+    options = [*NETWORK, "--transform", "transform.yml", "--out", str(tmp_path / "d")]
+    assert fit(*options, "--train", "net.py:birds") == 0
     plain = capsys.readouterr().out
-    assert fit(*given, "--train", "net.py:loaded") == 0
+    assert fit(*options, "--train", "net.py:loaded") == 0
     assert capsys.readouterr().out == plain and "fitted on     192 training samples" in plain
     det = NACDetector.load(tmp_path / "d", network_of("net.py:make", 4, "net.pt"))
     assert det.classes_ == ("bluejay", "cardinal", "goldfinch", "parrot")
 
 
 def test_no_input_is_overwritten(here, capsys):
-    for name, told in (
+    for name, message in (
         ("net.pt", "net.pt"),
         ("net.py", "net.py:make"),
         ("birds/../net.pt", "net.pt"),
     ):
-        given = [*NETWORK, "--transform", "transform.yml", *DATA, "--out", name]
-        assert fit(*given) == 1
-        assert f"--out would overwrite {told}. Name another file" in capsys.readouterr().err
+        options = [*NETWORK, "--transform", "transform.yml", *DATA, "--out", name]
+        assert fit(*options) == 1
+        assert f"--out would overwrite {message}. Name another file" in capsys.readouterr().err
     assert score("birds/test", "--gallery", "net.pt") == 1
     assert "--gallery would overwrite net.pt. Name another file" in capsys.readouterr().err
 
@@ -109,8 +109,8 @@ def test_suspicious_fits_are_told(here, tmp_path, capsys):
     net = network_of("net.py:make", 4)
     torch.save(net.state_dict(), tmp_path / "random.pt")
     out = ["--out", str(tmp_path / "d"), "--transform", "transform.yml"]
-    given = ["--arch", "net.py:make", "--checkpoint", str(tmp_path / "random.pt")]
-    assert fit(*given, *DATA, *out) == 0
+    options = ["--arch", "net.py:make", "--checkpoint", str(tmp_path / "random.pt")]
+    assert fit(*options, *DATA, *out) == 0
     assert "no better than chance (25.0%). Check the weights" in capsys.readouterr().err
 
     # the head's classes in another order than the folders
@@ -118,37 +118,37 @@ def test_suspicious_fits_are_told(here, tmp_path, capsys):
     for name in ("head.weight", "head.bias"):
         state[name] = state[name].roll(1, 0)
     torch.save(state, tmp_path / "rolled.pt")
-    given = ["--arch", "net.py:make", "--checkpoint", str(tmp_path / "rolled.pt")]
-    assert fit(*given, *DATA, *out) == 0
-    told = capsys.readouterr().err
-    assert "right on 0.0% of validation samples, but would be on 100.0% if its classes" in told
+    options = ["--arch", "net.py:make", "--checkpoint", str(tmp_path / "rolled.pt")]
+    assert fit(*options, *DATA, *out) == 0
+    message = capsys.readouterr().err
+    assert "right on 0.0% of validation samples, but would be on 100.0% if its classes" in message
 
     # test images that are not like the validation images
-    given = [*NETWORK, *DATA, "--test", str(tmp_path / "odd")]
+    options = [*NETWORK, *DATA, "--test", str(tmp_path / "odd")]
     for name in ("bluejay", "cardinal"):
         shutil.copytree("stripes", tmp_path / "odd" / name)
-    assert fit(*given, *out) == 0
-    told = capsys.readouterr().err
-    assert "100.0% of test samples are called out-of-distribution, clearly more" in told
+    assert fit(*options, *out) == 0
+    message = capsys.readouterr().err
+    assert "100.0% of test samples are called out-of-distribution, clearly more" in message
 
 
 @pytest.mark.parametrize(("option", "name"), [("--val", "validation"), ("--test", "test")])
 def test_images_that_are_training_images_are_told(here, tmp_path, capsys, option, name):
-    given = [*NETWORK, "--transform", "transform.yml", *DATA, option, "birds/../birds/train"]
-    assert fit(*given, "--out", str(tmp_path / "d")) == 0
+    options = [*NETWORK, "--transform", "transform.yml", *DATA, option, "birds/../birds/train"]
+    assert fit(*options, "--out", str(tmp_path / "d")) == 0
     assert f"240 {name} images are training images, too" in capsys.readouterr().err
 
 
 def test_fit_without_images_that_cannot_be_read(here, tmp_path, capsys):
     shutil.copytree("birds/train", tmp_path / "train")
     (tmp_path / "train/parrot/bad.png").write_text("no image")
-    given = [*NETWORK, "--transform", "transform.yml", "--train", str(tmp_path / "train")]
+    options = [*NETWORK, "--transform", "transform.yml", "--train", str(tmp_path / "train")]
     out = ["--val", "birds/val", "--out", str(tmp_path / "d")]
-    assert fit(*given, *out) == 1
+    assert fit(*options, *out) == 1
     assert "bad.png cannot be read" in capsys.readouterr().err
-    assert fit(*given, *out, "--skip-bad") == 0
-    told = capsys.readouterr().out
-    assert "left out of train: 1 of 241 images" in told and "fitted on     240" in told
+    assert fit(*options, *out, "--skip-bad") == 0
+    message = capsys.readouterr().out
+    assert "left out of train: 1 of 241 images" in message and "fitted on     240" in message
 
 
 def test_few_samples_and_other_classes_are_told(here, tmp_path, capsys):
@@ -158,16 +158,16 @@ def test_few_samples_and_other_classes_are_told(here, tmp_path, capsys):
             folder.mkdir(parents=True)
             for number in range(count):
                 shutil.copy(f"birds/{part}/{name}/{number}.png", folder)
-    given = ["--arch", "net.py:four", "--checkpoint", "net.pt", "--transform", "transform.yml"]
+    options = ["--arch", "net.py:four", "--checkpoint", "net.pt", "--transform", "transform.yml"]
     data = ["--train", str(tmp_path / "train"), "--val", str(tmp_path / "val")]
-    assert fit(*given, *data, "--out", str(tmp_path / "d")) == 0
-    told = capsys.readouterr().err
-    assert "the data has 2 classes and the network 4. Are these the images" in told
-    assert "2 of 2 classes have fewer than 10 fitting samples, as few as 8" in told
+    assert fit(*options, *data, "--out", str(tmp_path / "d")) == 0
+    message = capsys.readouterr().err
+    assert "the data has 2 classes and the network 4. Are these the images" in message
+    assert "2 of 2 classes have fewer than 10 fitting samples, as few as 8" in message
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ([*NETWORK, *DATA], "no transform is known for net.py:make: pass --transform"),
         ([*NETWORK, *DATA, "--out", "no/folder/d"], "there is no folder no/folder"),
@@ -176,11 +176,11 @@ def test_few_samples_and_other_classes_are_told(here, tmp_path, capsys):
         ([*NETWORK, "--train", "birds/train", "--val", "stripes"], "are not in class folders"),
     ],
 )
-def test_errors_of_fit(here, tmp_path, arguments, told, capsys):
-    more = [] if "pass --transform" in told else ["--transform", "transform.yml"]
+def test_errors_of_fit(here, tmp_path, arguments, message, capsys):
+    more = [] if "pass --transform" in message else ["--transform", "transform.yml"]
     out = [] if "--out" in arguments else ["--out", str(tmp_path / "d")]
     assert fit(*arguments, *more, *out) == 1
-    assert told in capsys.readouterr().err and not (tmp_path / "d").exists()
+    assert message in capsys.readouterr().err and not (tmp_path / "d").exists()
 
 
 # ---- score
@@ -236,11 +236,11 @@ def test_bad_files(here, tmp_path, capsys):
     shutil.copy("stripes/0.png", tmp_path / "a.png")
     (tmp_path / "b.png").write_bytes((tmp_path / "a.png").read_bytes()[:200])
     (tmp_path / "c.png").write_text("no image")
-    given = [str(tmp_path), str(tmp_path / "missing.png")]
-    assert score(*given) == 1
-    told = capsys.readouterr().err
-    assert f"cannot read {tmp_path / 'b.png'} (" in told and "--skip-bad" in told
-    assert score(*given, "--skip-bad") == 0
+    options = [str(tmp_path), str(tmp_path / "missing.png")]
+    assert score(*options) == 1
+    message = capsys.readouterr().err
+    assert f"cannot read {tmp_path / 'b.png'} (" in message and "--skip-bad" in message
+    assert score(*options, "--skip-bad") == 0
     caught = capsys.readouterr()
     assert [row["path"] for row in table(caught.out)] == [str(tmp_path / "a.png")]
     assert all(f"cannot read {tmp_path / name} (" in caught.err for name in ("b.png", "c.png"))
@@ -251,8 +251,8 @@ def test_bad_files(here, tmp_path, capsys):
 def test_what_the_users_code_prints_stays_out_of_the_table(here, tmp_path, capsys):
     code = (here / "net.py").read_text() + "\nprint('hello from my code')\n"
     (tmp_path / "loud.py").write_text(code)
-    given = ["--arch", f"{tmp_path}/loud.py:make", "--checkpoint", "net.pt", "--device", "cpu"]
-    assert main(["score", "--detector", "birds.nac", *given, "stripes"]) == 0
+    options = ["--arch", f"{tmp_path}/loud.py:make", "--checkpoint", "net.pt", "--device", "cpu"]
+    assert main(["score", "--detector", "birds.nac", *options, "stripes"]) == 0
     caught = capsys.readouterr()
     assert len(table(caught.out)) == 20 and caught.out.startswith(HEADER)
     assert "hello from my code" in caught.err
@@ -289,7 +289,7 @@ def test_the_gallery_shows_the_most_suspicious(here, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--checkpoint", "net.pt"], "loaded only if you pass --arch"),
         (["--arch", "net.py:make"], "was fitted on another network: it has the same architecture"),
@@ -300,12 +300,12 @@ def test_the_gallery_shows_the_most_suspicious(here, tmp_path, capsys):
         ([*NETWORK, "--gallery", "no/folder/g.html"], "there is no folder no/folder"),
     ],
 )
-def test_what_does_not_belong_together_is_refused(here, arguments, told, capsys):
+def test_what_does_not_belong_together_is_refused(here, arguments, message, capsys):
     (here / "other.yml").write_text("resize: 32\n")
-    given = ["score", "--detector", "birds.nac", "--device", "cpu", *arguments, "stripes"]
-    assert main(given) == 1
+    options = ["score", "--detector", "birds.nac", "--device", "cpu", *arguments, "stripes"]
+    assert main(options) == 1
     caught = capsys.readouterr()
-    assert told in caught.err and caught.out == ""
+    assert message in caught.err and caught.out == ""
 
 
 def test_other_files_and_the_same_transform(here, tmp_path, capsys):
@@ -320,11 +320,11 @@ def test_other_files_and_the_same_transform(here, tmp_path, capsys):
 def test_a_network_by_name_needs_no_arch(here, tmp_path, capsys):
     torch.manual_seed(0)
     torch.save(build("resnet_embedded", 4).state_dict(), tmp_path / "small.pt")
-    given = ["--checkpoint", str(tmp_path / "small.pt"), "--device", "cpu"]
+    options = ["--checkpoint", str(tmp_path / "small.pt"), "--device", "cpu"]
     out = str(tmp_path / "small.nac")
-    assert main(["fit", "--arch", "resnet_embedded", *given, *DATA, "--out", out]) == 0
+    assert main(["fit", "--arch", "resnet_embedded", *options, *DATA, "--out", out]) == 0
     capsys.readouterr()
-    assert main(["score", "--detector", out, *given, "stripes"]) == 0
+    assert main(["score", "--detector", out, *options, "stripes"]) == 0
     assert len(table(capsys.readouterr().out)) == 20
 
 
@@ -346,8 +346,8 @@ def test_a_monitor_continues_from_run_to_run(here, tmp_path, capsys):
     state = str(tmp_path / "birds.monitor")
     for runs in (1, 2):
         assert score("birds/test", "--monitor", state) == 0
-        told = capsys.readouterr().err
-        assert f"{state}: no alarm after {80 * runs} inputs" in told
+        message = capsys.readouterr().err
+        assert f"{state}: no alarm after {80 * runs} inputs" in message
     assert score("stripes", "stripes", "stripes", "--monitor", state) == 0
     assert "ALARM at input" in capsys.readouterr().err
     assert "evidence of drift, powers of 10" in (tmp_path / "birds.monitor.svg").read_text()
@@ -356,30 +356,30 @@ def test_a_monitor_continues_from_run_to_run(here, tmp_path, capsys):
 def test_drift_of_a_folder(here, tmp_path, capsys):
     options = ["--detector", "birds.nac", *NETWORK, "--device", "cpu"]
     assert main(["drift", *options, "birds/test"]) == 0
-    told = capsys.readouterr().out
-    assert "no sign of drift in these 80 samples" in told and "compared with  60" in told
+    message = capsys.readouterr().out
+    assert "no sign of drift in these 80 samples" in message and "compared with  60" in message
     assert main(["drift", *options, "stripes", "--out", str(tmp_path / "drift.html")]) == 0
-    told = capsys.readouterr().out
+    message = capsys.readouterr().out
     page = (tmp_path / "drift.html").read_text()
     assert "Drift: these 20 samples differ" in page and page.count("data:image/png") >= 20
-    assert "DRIFT: these" in told and "are not like the calibration data (p = 0.00" in told
+    assert "DRIFT: these" in message and "are not like the calibration data (p = 0.00" in message
     assert main(["drift", *options, "stripes", "nothing.png"]) == 1
     assert "cannot read nothing.png (missing)" in capsys.readouterr().err
 
 
 def test_export_writes_a_program_that_agrees(here, tmp_path, capsys):
     out = tmp_path / "birds.pt2"
-    given = ["--detector", "birds.nac", *NETWORK, "--device", "cpu", "--alpha", "0.1"]
-    assert main(["export", *given, "--out", str(out)]) == 0
+    options = ["--detector", "birds.nac", *NETWORK, "--device", "cpu", "--alpha", "0.1"]
+    assert main(["export", *options, "--out", str(out)]) == 0
     assert "takes images [batch, 3, 32, 32]" in capsys.readouterr().out
     program = torch.export.load(out).module()
     pipeline = load_fitted("birds.nac", arch="net.py:make", weights="net.pt")
     with Image.open("stripes/3.png") as image:
         x = pipeline.transform(image.convert("RGB"))[None]
-    said, expected = program(x), pipeline.detector.judge(x)
-    torch.testing.assert_close(said["p_value"], expected.p_value)
-    assert said["decision"].tolist() == [True]
-    assert main(["export", *given, "--out", "birds.pickle"]) == 1
+    outputs, expected = program(x), pipeline.detector.judge(x)
+    torch.testing.assert_close(outputs["p_value"], expected.p_value)
+    assert outputs["decision"].tolist() == [True]
+    assert main(["export", *options, "--out", "birds.pickle"]) == 1
     assert "expected a name that ends in .onnx" in capsys.readouterr().err
 
 
@@ -438,9 +438,9 @@ def test_shards_with_such_names_are_merged(hostile, tmp_path, capsys):
 def test_a_terminal_without_unicode_gets_escapes(here, tmp_path):
     image = tmp_path / "gr\u00e4\u00df.png"
     shutil.copy("stripes/0.png", image)
-    given = [*NETWORK, "--device", "cpu", str(image)]
+    options = [*NETWORK, "--device", "cpu", str(image)]
     done = subprocess.run(
-        [sys.executable, "-m", "nac_openood", "score", "--detector", "birds.nac", *given],
+        [sys.executable, "-m", "nac_openood", "score", "--detector", "birds.nac", *options],
         env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -461,32 +461,39 @@ def test_images_of_a_shape_that_the_network_cannot_take_are_named(here, tmp_path
     torch.manual_seed(0)
     code, out = f"{tmp_path / 'code.py'}", str(tmp_path / "flat.nac")
     torch.save(build(f"{code}:flat", 4).state_dict(), tmp_path / "flat.pt")
-    given = ["--arch", f"{code}:flat", "--checkpoint", str(tmp_path / "flat.pt"), "--device", "cpu"]
-    given += ["--transform", f"{code}:tensor"]
-    assert main(["fit", *given, *DATA, "--out", out]) == 0
+    options = [
+        "--arch",
+        f"{code}:flat",
+        "--checkpoint",
+        str(tmp_path / "flat.pt"),
+        "--device",
+        "cpu",
+    ]
+    options += ["--transform", f"{code}:tensor"]
+    assert main(["fit", *options, *DATA, "--out", out]) == 0
     capsys.readouterr()
     (tmp_path / "new").mkdir()
     for name, side in (("a", 36), ("b", 40), ("c", 36)):
         Image.new("RGB", (side, side)).save(tmp_path / "new" / f"{name}.png")
-    asked = ["score", "--detector", out, *given, "--batch-size", "1", str(tmp_path / "new")]
-    told = "b.png (the network cannot take an input of shape 3 x 40 x 40"
+    asked = ["score", "--detector", out, *options, "--batch-size", "1", str(tmp_path / "new")]
+    message = "b.png (the network cannot take an input of shape 3 x 40 x 40"
     assert main(asked) == 1
     caught = capsys.readouterr().err
-    assert told in caught and "The detector was fitted on shape 3 x 36 x 36" in caught
+    assert message in caught and "The detector was fitted on shape 3 x 36 x 36" in caught
     assert main([*asked, "--skip-bad"]) == 0
     caught = capsys.readouterr()
     assert [row["path"][-5:] for row in table(caught.out)] == ["a.png", "c.png"]
-    assert told in caught.err
+    assert message in caught.err
 
 
 def test_the_checkpoint_is_asked_for_at_once(here, tmp_path, capsys, monkeypatch):
     out = str(tmp_path / "d.nac")
     torch.manual_seed(0)
     torch.save(build("resnet_embedded", 4).state_dict(), "small.pt")
-    given = ["--arch", "resnet_embedded", "--checkpoint", "small.pt", "--device", "cpu", *DATA]
-    assert main(["fit", *given, "--out", out]) == 0
-    told = capsys.readouterr().out
-    assert "transform     the network's own" in told
+    options = ["--arch", "resnet_embedded", "--checkpoint", "small.pt", "--device", "cpu", *DATA]
+    assert main(["fit", *options, "--out", out]) == 0
+    message = capsys.readouterr().out
+    assert "transform     the network's own" in message
     for command in (
         ["score", "stripes"],
         ["serve", "--port", "0"],
@@ -494,8 +501,8 @@ def test_the_checkpoint_is_asked_for_at_once(here, tmp_path, capsys, monkeypatch
         ["drift", "stripes"],
     ):
         assert main([command[0], "--detector", out, *command[1:]]) == 1
-        told = capsys.readouterr().err
-        assert "with the weights of small.pt: pass them, too, --checkpoint small.pt" in told
+        message = capsys.readouterr().err
+        assert "with the weights of small.pt: pass them, too, --checkpoint small.pt" in message
     assert main(["score", "--detector", out, "--checkpoint", "small.pt", "stripes"]) == 0
 
 
@@ -504,7 +511,9 @@ def test_validation_data_far_below_the_training_data_is_told(here, tmp_path, cap
     for number, path in enumerate(sorted((here / "birds/val").rglob("*.png"))):
         rows.append(f"{path},{'parrot' if number % 3 else path.parent.name}")
     (tmp_path / "val.csv").write_text("\n".join(rows))
-    given = [*NETWORK, "--transform", "transform.yml", "--train", "birds/train"]
-    assert fit(*given, "--val", str(tmp_path / "val.csv"), "--out", str(tmp_path / "d")) == 0
-    told = capsys.readouterr().err
-    assert "far below the 100.0% of training samples (standard error of the difference: 4." in told
+    options = [*NETWORK, "--transform", "transform.yml", "--train", "birds/train"]
+    assert fit(*options, "--val", str(tmp_path / "val.csv"), "--out", str(tmp_path / "d")) == 0
+    message = capsys.readouterr().err
+    assert (
+        "far below the 100.0% of training samples (standard error of the difference: 4." in message
+    )

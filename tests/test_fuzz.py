@@ -36,19 +36,19 @@ def test_damage_is_refused_healed_or_harmless(target, tmp_path):
 @pytest.mark.parametrize(
     ("do", "verdict"),
     [
-        (lambda place: 1 / 0, FOREIGN),
-        (lambda place: (place.parent / "elsewhere").write_text("x"), OUTSIDE),
-        (lambda place: __import__("subprocess").run(["true"]), OUTSIDE),
-        (lambda place: __import__("pickle").loads(b"cos\nsystem\n."), OUTSIDE),
-        (lambda place: exec("while True: pass"), HANG),
-        (lambda place: parse_yaml("{"), REFUSED),
-        (lambda place: (place / "inside").write_text("x") and GOOD[1], GOOD[1]),
+        (lambda folder: 1 / 0, FOREIGN),
+        (lambda folder: (folder.parent / "elsewhere").write_text("x"), OUTSIDE),
+        (lambda folder: __import__("subprocess").run(["true"]), OUTSIDE),
+        (lambda folder: __import__("pickle").loads(b"cos\nsystem\n."), OUTSIDE),
+        (lambda folder: exec("while True: pass"), HANG),
+        (lambda folder: parse_yaml("{"), REFUSED),
+        (lambda folder: (folder / "inside").write_text("x") and GOOD[1], GOOD[1]),
     ],
 )
 def test_the_judge_notices_what_no_case_may_do(tmp_path, do, verdict, monkeypatch):
     if verdict == HANG:  # the others may take their time on a busy machine
         monkeypatch.setattr("fuzz_case.SECONDS", 0.2)
-    case = lambda rng, place: do(place)  # noqa: E731
+    case = lambda rng, folder: do(folder)  # noqa: E731
     assert attempt("wrong", case, 0, tmp_path / "case").verdict == verdict
 
 

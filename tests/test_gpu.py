@@ -51,10 +51,10 @@ def fitted(net, rule, batches=None, **options):
     return detector_of(net, rule, **options).fit(batches).calibrate(batches)
 
 
-def assert_same_readings(mine, theirs):
-    mine, theirs = mine._tensors(), theirs._tensors()
-    assert mine.keys() == theirs.keys()
-    for name, tensor in theirs.items():
+def assert_same_readings(mine, reference):
+    mine, reference = mine._tensors(), reference._tensors()
+    assert mine.keys() == reference.keys()
+    for name, tensor in reference.items():
         assert type(mine[name]) is torch.Tensor
         assert torch.equal(mine[name], tensor)
 

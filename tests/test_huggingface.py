@@ -81,9 +81,9 @@ def test_fit_score_and_predict(name, rule):
 @pytest.mark.parametrize("name", TEXT)
 def test_a_text_alone_and_padded_scores_the_same(name):
     batch, detector = encodings(name, 10, seed=2), fitted(build(name), name, "nac_plus")
-    given, alone = {n: part for n, part in batch.items() if n != "labels"}, []
+    inputs, alone = {n: part for n, part in batch.items() if n != "labels"}, []
     for row, length in enumerate(batch["attention_mask"].sum(1)):
-        alone.append(detector.score({n: p[row : row + 1, :length] for n, p in given.items()}))
+        alone.append(detector.score({n: p[row : row + 1, :length] for n, p in inputs.items()}))
     assert torch.allclose(detector.score(batch), torch.cat(alone), rtol=1e-3, atol=2e-3)
 
 
@@ -112,8 +112,8 @@ def test_layers_named_by_path_have_the_tokens_that_are_read(name, path, layout):
 def test_one_token_cannot_tell_and_does_not_decide():
     net, batch = build("BERT"), encodings("BERT", 4)
     short = {name: part[:, :1] for name, part in batch.items() if name != "labels"}
-    place = {"x": find_layer(net, "bert.encoder.layer.1")}
-    assert with_layouts(net, short, place) is None
+    folder = {"x": find_layer(net, "bert.encoder.layer.1")}
+    assert with_layouts(net, short, folder) is None
     reader = NACDetector(net, ["bert.encoder.layer.1"], rule="nac")
     reader.read_loader([short])
     assert reader.locations["bert.encoder.layer.1"].layout is None

@@ -115,7 +115,7 @@ def test_checkpoints_in_many_wrappings(tmp_path, wrap):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ({"weight": torch.zeros(3, 2), "b": torch.zeros(1)}, 'Missing key.*"bias". Unex.*"b". Exp'),
         ({"epoch": 3, "optimizer": {}}, "expected a state dict of tensors"),
@@ -124,8 +124,8 @@ def test_checkpoints_in_many_wrappings(tmp_path, wrap):
         (b"<html>", r"not a checkpoint \(it begins with '<html>'; get the"),
     ],
 )
-def test_checkpoints_that_do_not_fit(tmp_path, content, told):
+def test_checkpoints_that_do_not_fit(tmp_path, content, message):
     path = tmp_path / "x.ckpt"
     path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
-    with pytest.raises(NACError, match=told):
+    with pytest.raises(NACError, match=message):
         load_checkpoint(nn.Linear(2, 3), path)

@@ -140,13 +140,13 @@ def test_merging_refuses_other_settings_and_takes_empty_ones():
 
 def test_what_cannot_be_counted_is_told(small_net, images, labels):
     data = [(images, labels)]
-    for told, *arguments in (
+    for message, *arguments in (
         ("expected labels, because only correctly classified", [images]),
         ("yielded no batch", []),
         ("labels must be in 0..3", [(images, labels + 1)]),
         ("has no layer 'layer9'", data, "layer9"),
     ):
-        with pytest.raises(NACError, match=told):
+        with pytest.raises(NACError, match=message):
             coverage_integral(small_net, *arguments)
     probed, label, right = passed(12)
     probed["deep"].activation[int(np.flatnonzero(right)[0]), 1] = float("nan")

@@ -173,11 +173,11 @@ def test_a_fault_at_every_step(start, name, strike):
     folder, old, new = start(write)
     for step in range(1, 60):
         begun_again(folder, old)
-        told = (FileError, KeyboardInterrupt, UserWarning)  # a cache only warns
+        message = (FileError, KeyboardInterrupt, UserWarning)  # a cache only warns
         try:
             with fault(folder, step, strike) as struck:
                 write(folder, 2)
-        except told:
+        except message:
             check(folder, old, new, name)
             continue
         if struck():  # cleaning up what is no longer needed may fail

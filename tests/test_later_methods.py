@@ -34,11 +34,11 @@ def scored(method, head, sets, *, backend=OWN, search=True, batch_size=100):
     row = row._replace(backends=(backend,))
     scorer = scorers([row], backend if backend != OWN else PYTORCH_OOD)(row, Checkpoint("a", "b"))
     loaders = [loader(*sets[name]) for name in ("train", "id_val", "ood_val")]
-    given = MethodInputs(
+    inputs = MethodInputs(
         Head(head), "cifar10", head.out_features, *loaders[:2], loaders[2] if search else None,
         progress=False,
     )  # fmt: skip
-    found = scorer.setup(given)
+    found = scorer.setup(inputs)
     scores = {name: scorer.score(loader(*each, batch_size)).score for name, each in sets.items()}
     return dict(found.hyperparameters), scores
 
@@ -205,17 +205,17 @@ def same_aurocs(ours, theirs):
 @pytest.mark.bench
 @pytest.mark.filterwarnings("ignore")  # OpenOOD's own
 @pytest.mark.parametrize(
-    ("method", "theirs"),
+    ("method", "reference"),
     [
         *((name, name) for name in ON_FEATURES if OPENOOD in LATER_METHODS[name].backends),
         ("mds_pp", "mds"),  # of features of unit length
         ("rmds_pp", "rmds"),
     ],
 )
-def test_openoods_numbers(real, method, theirs):
+def test_openoods_numbers(real, method, reference):
     head, sets = real
     mine, ours = scored(method, head, sets)
-    expected = scored(theirs, head, unit(sets) if theirs != method else sets, backend=OPENOOD)
+    expected = scored(reference, head, unit(sets) if reference != method else sets, backend=OPENOOD)
     if expected[0]:
         assert list(mine.values()) == list(expected[0].values())
     same_aurocs(ours, expected[1])

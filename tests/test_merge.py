@@ -22,21 +22,21 @@ RULES = ("nac", "nac_plus")
 
 
 @pytest.fixture(scope="module")
-def place(own_project, tmp_path_factory):
+def project(own_project, tmp_path_factory):
     """A copy of `own_project` with RULE.nac and shards RULE1, RULE2, RULE3, made in another order."""
-    with copied(own_project, tmp_path_factory.mktemp("merge") / "place") as place:
+    with copied(own_project, tmp_path_factory.mktemp("merge") / "place") as project:
         for rule in RULES:
             assert main([*FIT, "--rule", rule, "--out", f"{rule}.nac"]) == 0
             for number in (3, 1, 2):
                 shard = ["--shard", f"{number}/3", "--out", f"{rule}{number}"]
                 assert main([*FIT, "--rule", rule, *shard]) == 0
-    return place
+    return project
 
 
 @pytest.fixture
-def here(place, monkeypatch):
-    monkeypatch.chdir(place)
-    return place
+def here(project, monkeypatch):
+    monkeypatch.chdir(project)
+    return project
 
 
 def score(*arguments):
@@ -50,12 +50,12 @@ def score(*arguments):
 @pytest.mark.parametrize("rule", RULES)
 def test_a_fit_in_shards_is_the_fit_of_one_job(here, capsys, rule):
     assert main(["merge", f"{rule}2", f"{rule}3", f"{rule}1", "--out", "merged.nac"]) == 0
-    told = capsys.readouterr()
+    message = capsys.readouterr()
     assert (here / "merged.nac").read_bytes() == (here / f"{rule}.nac").read_bytes()
     assert main([*FIT, "--rule", rule, "--out", "merged.nac"]) == 0
     again = capsys.readouterr()
     lines = [line.replace(" (found by running the network)", "") for line in again.out.split("\n")]
-    assert told.out.split("\n") == [line for line in lines if not line.startswith("- ")]
+    assert message.out.split("\n") == [line for line in lines if not line.startswith("- ")]
 
 
 def test_broken_test_samples_are_refused_as_in_one_job(small_net, images, labels, tmp_path):
@@ -63,15 +63,15 @@ def test_broken_test_samples_are_refused_as_in_one_job(small_net, images, labels
     broken = images.clone()
     broken[3] = float("nan")
     test = DataLoader(TensorDataset(broken, labels), batch_size=12)
-    told = "1 of 24 samples have NaN or Inf readings"
-    with pytest.raises(NACError, match=told):
+    message = "1 of 24 samples have NaN or Inf readings"
+    with pytest.raises(NACError, match=message):
         fit_checked(NACDetector(small_net, ["avgpool"], rule="nac"), data, data, test)
     sizes = dict.fromkeys(("train", "val", "test"), len(images))
     for number in (1, 2):
         notes = ShardNotes(number, 2, 12, 0.05, 4, sizes)
         detector = NACDetector(small_net, ["avgpool"], rule="nac")
         write_shard(tmp_path / str(number), notes, detector, data, data, test)
-    with pytest.raises(NACError, match=told):
+    with pytest.raises(NACError, match=message):
         merge_shards([tmp_path / "1", tmp_path / "2"])
 
 
@@ -99,8 +99,8 @@ def test_shards_must_be_whole_and_of_one_fit(here, capsys):
     write_document(path, 1, {**notes, "notes": {**own, "alpha": 0.1}})
     assert "shards of different runs" in refused("nac1", "other", "nac3")
     write_document(path, 1, {**notes, "notes": {**own, "number": "two"}})
-    told = refused("nac1", "other", "nac3")
-    assert "shard.json is damaged ('notes.number' must be a whole number" in told
+    message = refused("nac1", "other", "nac3")
+    assert "shard.json is damaged ('notes.number' must be a whole number" in message
     write_document(path, 1, {**notes, "notes": own})
     shutil.copy("nac1/counts.nac", "other/counts.nac")  # which would count twice
     assert "counts.nac is not the file of this shard" in refused("nac1", "other", "nac3")
@@ -158,7 +158,7 @@ def test_tables_must_be_whole_and_of_one_run(here, capsys):
     (here / "edited").write_text(text.replace(",out\n", ",in\n", 1))
     (here / "early").write_text(f"{text[: text.rindex(' ')]}\n")  # without a checksum
     assert main(["merge", "half1", "early", "--out", "halves"]) == 0
-    for given, told in (
+    for arguments, message in (
         (["half1"], "expected each of the shards 1 to 2 once, got [1]"),
         (["half1", "other_alpha"], "are shards of different runs"),
         (["half1", "cut"], "cut is incomplete"),
@@ -166,8 +166,8 @@ def test_tables_must_be_whole_and_of_one_run(here, capsys):
         (["half1", "edited"], "edited is incomplete or was changed"),
         (["half1", "nac1"], "nac1 cannot be merged with the others: expected tables"),
     ):
-        assert main(["merge", *given, "--out", "nothing"]) == 1
-        assert told in capsys.readouterr().err
+        assert main(["merge", *arguments, "--out", "nothing"]) == 1
+        assert message in capsys.readouterr().err
         assert not (here / "nothing").exists()
     assert score("stripes", "--shard", "1/2", "--gallery", "x.html") == 1
     assert "--gallery needs all images" in capsys.readouterr().err
@@ -193,14 +193,14 @@ def test_comparisons_become_one(here, capsys):
     assert (found.score == two.scores("net", "nac_plus", "s").score).all()
     assert (here / "both" / "report.html").is_file() and both.gallery == two.gallery
 
-    for given, told in (
+    for arguments, message in (
         (["one", "two", "--out", "one"], "one is one of the comparisons to merge"),
         (["one", "two"], "expected --out"),
         (["one", "birds", "--out", "three"], "there is no birds/results.json"),
         (["one", "two", "--out", "net.pt"], "cannot create the folder net.pt"),
     ):
-        assert main(["merge", *given]) == 1
-        assert told in capsys.readouterr().err
+        assert main(["merge", *arguments]) == 1
+        assert message in capsys.readouterr().err
     other = {"s": {**two.rows[0].metrics["s"], "AUROC": 12.0}}
     replace(two, rows=(replace(two.rows[0], metrics=other),)).save()
     assert main(["merge", "one", "two", "--out", "three"]) == 1

@@ -194,15 +194,15 @@ class Counting(lightning.Callback):
 
 @lightnings_own
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({}, "calibrated on validation data, but this training has none"),
         ({"rule": "x"}, "unknown rule 'x'"),
     ],
 )
-def test_what_cannot_work_is_refused_before_the_training(module, tmp_path, options, told):
+def test_what_cannot_work_is_refused_before_the_training(module, tmp_path, options, message):
     run, counting = trainer(tmp_path, DetectorCallback(**options), max_steps=3), Counting()
     run.callbacks.append(counting)
-    with pytest.raises(NACError, match=told):
+    with pytest.raises(NACError, match=message):
         run.fit(module, loader(48, 0))
     assert counting.steps == 0

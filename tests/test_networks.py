@@ -59,7 +59,7 @@ def test_factories_with_other_names_and_defaults_and_files_with_neighbors(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "message"),
     [
         ("def f(): return 1 / 0", r"your code .*a.py:f failed in .*a.py, line 1: ZeroDivision"),
         ("def f(:", "failed.*SyntaxError"),
@@ -70,15 +70,15 @@ def test_factories_with_other_names_and_defaults_and_files_with_neighbors(tmp_pa
         ("def f(*, depth): pass", r"are \(\*, depth\)"),
     ],
 )
-def test_errors_of_the_users_code(tmp_path, code, told):
+def test_errors_of_the_users_code(tmp_path, code, message):
     (tmp_path / "a.py").write_text(code)
-    with pytest.raises(NACError, match=told) as caught:
+    with pytest.raises(NACError, match=message) as caught:
         network_of(f"{tmp_path}/a.py:f", 3)
-    assert (caught.value.__cause__ is not None) == ("failed" in told)
+    assert (caught.value.__cause__ is not None) == ("failed" in message)
 
 
 @pytest.mark.parametrize(
-    ("arch", "told"),
+    ("arch", "message"),
     [
         ("nowhere.py:f", "there is no file .*nowhere.py"),
         ("no_such.module:f", "your code no_such.module:f failed: ModuleNotFoundError: No module"),
@@ -88,8 +88,8 @@ def test_errors_of_the_users_code(tmp_path, code, told):
         ("nowhere.pt2", "there is no program nowhere.pt2"),
     ],
 )
-def test_networks_that_are_not_there(arch, told):
-    with pytest.raises(NACError, match=told):
+def test_networks_that_are_not_there(arch, message):
+    with pytest.raises(NACError, match=message):
         network_of(arch, 3)
 
 
@@ -162,15 +162,15 @@ class _Recurrent(nn.Module):
 
 @quiet
 @pytest.mark.parametrize(
-    ("net", "told"),
+    ("net", "message"),
     [
         (nn.Linear(5, 3), "does not take images of a usual size. Export the network"),
         (_Recurrent(), "PyTorch cannot turn .* into a graph of operations"),
     ],
 )
-def test_torchscript_that_cannot_be_read(tmp_path, net, told):
+def test_torchscript_that_cannot_be_read(tmp_path, net, message):
     torch.jit.save(torch.jit.script(net), str(tmp_path / "x.pt"))
-    with pytest.raises(NACError, match=told):
+    with pytest.raises(NACError, match=message):
         network_of(str(tmp_path / "x.pt"), 3)
 
 
@@ -216,6 +216,6 @@ def test_hugging_face_from_a_folder(tmp_path, monkeypatch):
 
 def test_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)  # import then fails
-    told = r"'hf:some/net' needs transformers: pip install 'nac-openood\[hf\]'"
-    with pytest.raises(NACError, match=told):
+    message = r"'hf:some/net' needs transformers: pip install 'nac-openood\[hf\]'"
+    with pytest.raises(NACError, match=message):
         network_of("hf:some/net", 3)

@@ -25,8 +25,11 @@ def test_compare(here, tmp_path, capsys):
     methods = ["--methods", "nac", "nac_plus", "--out", str(tmp_path), "--device", "cpu"]
     with pytest.warns(UserWarning, match="fitting set is uneven"):
         assert main(["compare", *arguments, *methods]) == 0
-    told = capsys.readouterr().out
-    assert "- transform: resize: 36, crop: 32" in told and "searched against surrogate OOD" in told
+    message = capsys.readouterr().out
+    assert (
+        "- transform: resize: 36, crop: 32" in message
+        and "searched against surrogate OOD" in message
+    )
     results = Results.load(tmp_path)
     assert {row.status for row in results.rows} == {"ok"}
     rows = {row.method: row for row in results.rows}
@@ -54,7 +57,7 @@ def test_search_takes_a_loader_of_the_users_code(here, tmp_path, val):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--arch", "net.py:make"], "expected either --train (your images) or --id-data"),
         (
@@ -70,6 +73,6 @@ def test_search_takes_a_loader_of_the_users_code(here, tmp_path, val):
         ([*NETWORK, *DATA, "--far", "stripes"], "expected NAME=FOLDER for your own set"),
     ],
 )
-def test_errors_name_options(here, tmp_path, arguments, told, capsys):
+def test_errors_name_options(here, tmp_path, arguments, message, capsys):
     assert main(["compare", *arguments, "--methods", "nac", "--out", str(tmp_path)]) == 1
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -35,8 +35,8 @@ def test_the_first_commands_run_on_the_networks_and_data_of_the_page(
     fit, score, *_ = commands()
     assert main(fit) == 0
     shown = capsys.readouterr().out
-    told = next(block for block in blocks("text") if "network  " in block)
-    assert [line.split()[0] for line in told.splitlines()] == [
+    message = next(block for block in blocks("text") if "network  " in block)
+    assert [line.split()[0] for line in message.splitlines()] == [
         line.split()[0] for line in shown.splitlines() if not line.startswith("- ")
     ]
     assert main(score) == 0

@@ -71,7 +71,7 @@ def test_lists_of_names_and_of_numbers(birds, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "message"),
     [
         ([("a.png", "wren")], "has samples of class wren, which is not one of the 4"),
         ([("a.png", "7")], "has samples of class 7, which is not one of the 4"),
@@ -81,8 +81,8 @@ def test_lists_of_names_and_of_numbers(birds, tmp_path):
         ([], "is empty"),
     ],
 )
-def test_wrong_lists(tmp_path, rows, told):
-    with pytest.raises(NACError, match=told):
+def test_wrong_lists(tmp_path, rows, message):
+    with pytest.raises(NACError, match=message):
         labelled_samples(write_list(tmp_path / "a.csv", rows), TRANSFORM, CLASSES)
 
 
@@ -97,7 +97,7 @@ def test_wrong_sets(birds, tmp_path):
     two = write_list(tmp_path / "two.csv", [("a.png", "wren"), ("b.png", "owl")])
     other = write_list(tmp_path / "other.csv", [("a.png", "0")], ("file", "label"))
     twice = write_list(tmp_path / "twice.csv", [("a.png", "b.png", "0")], ("path", "path", "label"))
-    for train, options, told in (
+    for train, options, message in (
         ("nowhere.csv", {}, "nowhere.csv cannot be read: No such file"),
         (other, {}, "a first line with path and label, got file, label"),
         (twice, {}, "a first line with path and label, got path, path, label"),
@@ -105,7 +105,7 @@ def test_wrong_sets(birds, tmp_path):
         (two, {"val": birds / "val"}, "has samples of class bluejay, cardinal, goldfinch, parrot"),
         (birds / "train", {"near": [f"a={birds}"], "far": [f"a={birds}"]}, "a different name for"),
     ):
-        with pytest.raises(NACError, match=told):
+        with pytest.raises(NACError, match=message):
             own_sets(train, transform=TRANSFORM, **options)
 
 
@@ -151,8 +151,8 @@ def test_datasets_of_ones_own_code(code):
     assert not needs_transform(f"{code}table", [f"t={code}table"], "none", None)
     assert needs_transform(f"{code}table", ["t=folder"])
     both = f"{code}pictures"
-    given = own_sets(both, val=both, transform=lambda image: torch.ones(2), needs_test=False)
-    assert given.n_classes == 2
+    both_sets = own_sets(both, val=both, transform=lambda image: torch.ones(2), needs_test=False)
+    assert both_sets.n_classes == 2
 
 
 def test_a_loader_of_ones_own_code_is_split_and_keeps_its_collate_fn(code):
@@ -163,7 +163,7 @@ def test_a_loader_of_ones_own_code_is_split_and_keeps_its_collate_fn(code):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("unknown", r"unknown set of images \['tests'\]; expected one of \['far', 'near'"),
         ("pictures", r"must take nothing, but its parameters are \(transform\)"),
@@ -171,6 +171,6 @@ def test_a_loader_of_ones_own_code_is_split_and_keeps_its_collate_fn(code):
         ("nothing", "has no 'nothing'. It has TensorDataset, table"),
     ],
 )
-def test_wrong_code(code, name, told):
-    with pytest.raises(NACError, match=told):
+def test_wrong_code(code, name, message):
+    with pytest.raises(NACError, match=message):
         own_sets(f"{code}{name}", transform=None)

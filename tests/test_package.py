@@ -91,7 +91,7 @@ def test_imports_point_one_way():
 
 
 @pytest.mark.parametrize(
-    ("where", "code", "told"),
+    ("where", "code", "message"),
     [
         ("errors.py", "from nac_openood import cli", ["errors: errors.py imports cli"]),
         ("core/a.py", "import yaml", ["core: a.py imports yaml"]),
@@ -100,12 +100,12 @@ def test_imports_point_one_way():
         ("benchmark/a.py", "def f():\n    import nac_openood.plugin.x", []),
     ],
 )
-def test_that_test_can_fail(tmp_path, monkeypatch, where, code, told):
+def test_that_test_can_fail(tmp_path, monkeypatch, where, code, message):
     file = tmp_path / where
     file.parent.mkdir(exist_ok=True)
     file.write_text(code)
     monkeypatch.setattr(f"{__name__}.PACKAGE", tmp_path)
-    assert list(violations([file])) == told
+    assert list(violations([file])) == message
 
 
 def run(code):

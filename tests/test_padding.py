@@ -100,8 +100,8 @@ def test_masks_are_known_by_name_in_tuples_and_in_pytorchs_meaning(net):
     in_tuple = read(net, tuple(batch.values()), layers)["x"].activation
     assert torch.equal(in_tuple, expected)
     other = Renamed(net)
-    given = {"ids": batch["input_ids"], "src_key_padding_mask": batch["attention_mask"] == 0}
-    found = read(other, given, {"x": find_layer(other, "net.encoder.layers.1")})["x"].activation
+    inputs = {"ids": batch["input_ids"], "src_key_padding_mask": batch["attention_mask"] == 0}
+    found = read(other, inputs, {"x": find_layer(other, "net.encoder.layers.1")})["x"].activation
     assert torch.equal(found, expected)
 
 

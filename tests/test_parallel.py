@@ -42,8 +42,8 @@ def test_several_processes_give_the_table_of_one(tree, name):
     assert shared_table == table
     for kind in ("near", "far"):
         for dataset, found in scores["ood"][kind].items():
-            for mine, theirs in zip(shared_scores["ood"][kind][dataset], found):
-                assert np.array_equal(mine, theirs), (dataset, name)
+            for mine, reference in zip(shared_scores["ood"][kind][dataset], found):
+                assert np.array_equal(mine, reference), (dataset, name)
     assert sorted(p.name for p in (tree / "results" / "run").rglob("*")) == [
         "best.ckpt", "ood", "postprocessors", "s0", "scores",
     ]  # fmt: skip

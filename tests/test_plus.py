@@ -91,7 +91,7 @@ def test_coverage_and_distance_are_their_formulas_up_to_the_grid():
 def test_the_score_is_the_fusion_of_its_evidence():
     rule = fitted()
     held, x = samples(300, 10**6), samples(40, 5, scale=2.0)
-    told = rule.calibrate(map(rule.parts, [held]))
+    message = rule.calibrate(map(rule.parts, [held]))
     every, parts = rule.parts(held), rule.parts(x)
     c = {name: part[1::2] for name, part in every.items()}  # half of them shape the score
     early_parts = [n for n in parts if n != "logits"]
@@ -104,7 +104,7 @@ def test_the_score_is_the_fusion_of_its_evidence():
     wanted = 2 * np.log(p["logits"]) - np.log(1 + 0.2 / early)
     np.testing.assert_allclose(rule.combine(parts).numpy(), wanted, rtol=1e-9)
     # and the others rank new samples
-    assert torch.equal(told, rule.combine({name: part[0::2] for name, part in every.items()}))
+    assert torch.equal(message, rule.combine({name: part[0::2] for name, part in every.items()}))
     assert rule.ranking_rows(300).tolist() == list(range(0, 300, 2))
 
 
@@ -279,10 +279,10 @@ def cut(whole, size):
     ]
 
 
-def counted(numbered, seek=True):
+def counted(numbered, with_start=True):
     rule = NACPlus(ONE)
     for start, batch in numbered:
-        if seek:
+        if with_start:
             rule.start_at(start)
         rule.update(batch)
     return rule
@@ -302,7 +302,7 @@ def merged(rules):
 
 def test_every_tenth_sample_is_held_out_until_there_are_enough():
     whole = few(10 * MAX_SAMPLES)
-    rule = counted(cut(whole, 999), seek=False)
+    rule = counted(cut(whole, 999), with_start=False)
     assert rule.held_out.n_samples == MAX_SAMPLES and rule.n_samples == 10 * MAX_SAMPLES
     assert torch.equal(rule.held_out.readings.logits, whole.logits[9::10])
     assert torch.equal(rule.tensors()["held/number"], torch.arange(9, 10 * MAX_SAMPLES, 10))
@@ -312,7 +312,7 @@ def test_every_tenth_sample_is_held_out_until_there_are_enough():
 @pytest.mark.parametrize("world", [2, 5])
 def test_dealt_out_equals_one_pass(n, world):
     batches = cut(few(n), 37 if n < 1000 else 1500)
-    one = counted(batches, seek=False)
+    one = counted(batches, with_start=False)
     ranks = [counted(batches[rank::world]) for rank in range(world)]
     assert same(merged(ranks), one) and same(merged(ranks[::-1]), one)
     assert same(counted(batches[::-1]), one)
@@ -328,7 +328,7 @@ def test_many_samples_are_chosen_from_all_over_the_training_set(monkeypatch):
 
 def test_shards_that_all_began_at_zero_merge_in_any_order(monkeypatch):
     monkeypatch.setattr(plus, "MAX_SAMPLES", 30)
-    shards = [counted(cut(few(200, seed), 64), seek=False) for seed in range(4)]
+    shards = [counted(cut(few(200, seed), 64), with_start=False) for seed in range(4)]
     one, other = merged(shards), merged(shards[::-1])
     first, second = merged(shards[:2]), merged(shards[2:])
     first.merge(second)

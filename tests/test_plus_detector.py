@@ -142,6 +142,6 @@ def test_the_file_keeps_classes_and_notes(calibrated, small_net, tmp_path):
         ("cat", "dog", "owl", "eel"),
         {"transform": "resize: 32"},
     )
-    calibrated.save(tmp_path / "told")
-    again = NACDetector.load(tmp_path / "told", small_net)
+    calibrated.save(tmp_path / "notes")
+    again = NACDetector.load(tmp_path / "notes", small_net)
     assert (again.classes_, again.notes_) == (calibrated.classes_, calibrated.notes_)

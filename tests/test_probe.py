@@ -106,8 +106,8 @@ def test_autocast(small_net, images, dtype):
     for name, (z, g) in expected.items():
         ours = probed[name]
         assert ours.activation.dtype == ours.gradient.dtype == torch.float32
-        for mine, theirs in ((ours.activation, z), (ours.gradient, g)):
-            assert torch.corrcoef(torch.stack([mine.flatten(), theirs.flatten()]))[0, 1] > 0.99
+        for mine, reference in ((ours.activation, z), (ours.gradient, g)):
+            assert torch.corrcoef(torch.stack([mine.flatten(), reference.flatten()]))[0, 1] > 0.99
 
 
 def test_half_gradients_do_not_underflow(small_net, images):

@@ -127,8 +127,8 @@ def test_points_without_numbers_are_passed_over():
 
 def usable(method, name, values, *, n_train=3, width=4):
     loaders = [[torch.zeros(n_train, width)]] * 3
-    given = MethodInputs(Head(torch.nn.Linear(width, 2)), "toy", 2, *loaders)
-    return [p[name] for p in usable_points(method, [{name: value} for value in values], given)]
+    inputs = MethodInputs(Head(torch.nn.Linear(width, 2)), "toy", 2, *loaders)
+    return [p[name] for p in usable_points(method, [{name: value} for value in values], inputs)]
 
 
 @pytest.mark.parametrize(("width", "dims"), [(2048, [256, 1000]), (512, [256]), (128, [64])])

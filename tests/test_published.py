@@ -267,10 +267,10 @@ def test_the_leaderboard_has_the_papers_numbers() -> None:
     """The paper took its baselines from it, and NAC is there, too."""
     off, seen = {}, 0
     for benchmark, arch in benchmarks():
-        theirs = published(benchmark, arch, LEADERBOARD)
+        reference = published(benchmark, arch, LEADERBOARD)
         for method, sets in published(benchmark, arch).items():
-            for name in {"nearood", "farood"} & set(sets) & set(theirs[method]):
-                first, second = (each[name]["AUROC"] for each in (sets, theirs[method]))
+            for name in {"nearood", "farood"} & set(sets) & set(reference[method]):
+                first, second = (each[name]["AUROC"] for each in (sets, reference[method]))
                 seen += 1
                 if abs(first.mean - second.mean) > 0.02:
                     off[benchmark, arch, method, name] = first.mean, second.mean

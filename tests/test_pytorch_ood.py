@@ -85,7 +85,7 @@ def featured(net, batches):
     return [{**b, "data": with_features(net, b["data"]).features} for b in batches]
 
 
-def given_for(method, toy, **changes):
+def inputs_for(method, toy, **changes):
     """What the comparison gives the method, and the test sets it scores."""
     net, sets = toy
     if METHODS[method].needs == "features":
@@ -96,9 +96,9 @@ def given_for(method, toy, **changes):
 
 
 def run(method, toy, chosen=None, **changes):
-    given, sets = given_for(method, toy, **changes)
+    inputs, sets = inputs_for(method, toy, **changes)
     scorer = make(method)
-    fit = scorer.setup(given, chosen)
+    fit = scorer.setup(inputs, chosen)
     return fit, {name: scorer.score(sets[name]) for name in ("test", "ood")}
 
 
@@ -132,9 +132,9 @@ def test_every_method_runs_and_leaves_no_trace(method, toy, one_thread):
     assert (fit.search is None) == (not METHODS[method].sweep)
     # a second time, with what was chosen and other draws of somebody else, nothing changes
     torch.manual_seed(123)
-    given, sets = given_for(method, toy, seed=3)
+    inputs, sets = inputs_for(method, toy, seed=3)
     scorer = make(method)
-    again = scorer.setup(given, dict(fit.hyperparameters))
+    again = scorer.setup(inputs, dict(fit.hyperparameters))
     assert again.hyperparameters == fit.hyperparameters and again.search is None
     assert np.array_equal(test.score, scorer.score(sets["test"]).score)
     # nor does it depend on the batch, but for rounding; RMDS is a difference of large distances
@@ -144,8 +144,8 @@ def test_every_method_runs_and_leaves_no_trace(method, toy, one_thread):
 
 
 def test_simple_methods_are_their_formulas(toy):
-    given, sets = given_for("msp", toy)
-    logits = torch.cat([given.net(b["data"]) for b in sets["test"]])
+    inputs, sets = inputs_for("msp", toy)
+    logits = torch.cat([inputs.net(b["data"]) for b in sets["test"]])
     features = torch.cat([b["data"] for b in sets["test"]])
     train = F.normalize(torch.cat([b["data"] for b in sets["train"]]).double())
     distances = torch.cdist(F.normalize(features.double()), train).sort(dim=1).values
@@ -162,14 +162,14 @@ def test_simple_methods_are_their_formulas(toy):
 
 @pytest.mark.parametrize("method", [m for m, row in METHODS.items() if row.sweep])
 def test_the_search_finds_the_first_best_point(method, toy):
-    given, sets = given_for(method, toy)
+    inputs, sets = inputs_for(method, toy)
     scorer = make(method)
-    fit = scorer.setup(given)
+    fit = scorer.setup(inputs)
     found = []
     for point in grid_points(METHODS[method].sweep):
         if point.get("K", 0) > 320 or point.get("dim", 0) >= WIDE:
             continue
-        scorer.setup(given, point)
+        scorer.setup(inputs, point)
         scores = [scorer.score(sets[name]).score for name in ("id_val", "ood_val")]
         found.append((float(auroc(*scores)), point))
     best = max(found, key=lambda pair: pair[0])
@@ -181,7 +181,7 @@ def test_the_search_finds_the_first_best_point(method, toy):
 
 def test_errors_say_what_to_do(toy, monkeypatch):
     with pytest.raises(NACError, match="K=50 exceeds the 32 training samples. Add some"):
-        run("knn", toy, train=given_for("knn", toy)[0].train[:1])
+        run("knn", toy, train=inputs_for("knn", toy)[0].train[:1])
     assert run("react", toy, ood_val=None)[0].hyperparameters == {"percentile": 90}
     monkeypatch.setitem(sys.modules, "pytorch_ood", None)
     monkeypatch.delitem(sys.modules, "pytorch_ood.detector", raising=False)
@@ -203,24 +203,24 @@ def test_a_class_that_is_missing_is_named(method, toy):
 def test_maps_are_asked_of_networks_that_have_them(toy):
     vit = VisionTransformer(32, 16, 2, 2, 12, 24, num_classes=5).eval()
     batches = in_batches(torch.randn(20, 3, 32, 32), torch.arange(20) % 5, 10)
-    given = MethodInputs(vit, "toy", 5, batches, batches, None, progress=False)
+    inputs = MethodInputs(vit, "toy", 5, batches, batches, None, progress=False)
     for method in ("rankfeat", "mds_ensemble"):
         with pytest.raises(Absent, match="reads feature maps .* VisionTransformer has no"):
-            make(method).setup(given)
+            make(method).setup(inputs)
     scorer = make("gram")  # of its one convolution, as in OpenOOD
-    scorer.setup(given)
+    scorer.setup(inputs)
     assert np.isfinite(scorer.score(batches).score).all()
     plain = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5))
-    given = MethodInputs(plain, "toy", 5, batches, batches, None, progress=False)
+    inputs = MethodInputs(plain, "toy", 5, batches, batches, None, progress=False)
     with pytest.raises(Absent, match="Sequential has none"):
-        make("gram").setup(given)
+        make("gram").setup(inputs)
 
 
 def test_gram_refuses_what_does_not_fit_into_memory(toy, monkeypatch):
-    given, _ = given_for("gram", toy)
+    inputs, _ = inputs_for("gram", toy)
     monkeypatch.setattr(
         "nac_openood.benchmark.methods.pytorch_ood._TrainingParts.__len__",
         lambda self: 10**9,
     )
     with pytest.raises(NACError, match="GB for .* this machine has"):
-        make("gram").setup(given)
+        make("gram").setup(inputs)

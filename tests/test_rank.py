@@ -109,16 +109,16 @@ def test_the_oracle_may_have_data_of_its_own(run):
 
 
 def test_checkpoints_are_read_once(run, tmp_path):
-    told = []
-    first = rank(run, tmp_path / "out", say=told.append)
-    assert told == [f"reading checkpoint {i} of 6: step_{2 * i}" for i in range(1, 7)]
+    message = []
+    first = rank(run, tmp_path / "out", say=message.append)
+    assert message == [f"reading checkpoint {i} of 6: step_{2 * i}" for i in range(1, 7)]
     stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "out" / "readings").iterdir()}
-    told.clear()
-    wider = rank(run, tmp_path / "out", space={**SPACE, "n_bins": [5, 7]}, say=told.append)
-    assert not told and stamps == {p: p.stat().st_mtime_ns for p in stamps}
+    message.clear()
+    wider = rank(run, tmp_path / "out", space={**SPACE, "n_bins": [5, 7]}, say=message.append)
+    assert not message and stamps == {p: p.stat().st_mtime_ns for p in stamps}
     assert rank(run, tmp_path / "out") == first == Ranking.load(tmp_path / "out") != wider
-    rank(run, tmp_path / "out", layer="0", say=told.append)  # another layer: all are read again
-    assert len(told) == 6
+    rank(run, tmp_path / "out", layer="0", say=message.append)  # another layer: all are read again
+    assert len(message) == 6
 
 
 def test_an_interrupted_ranking_goes_on(run, tmp_path):
@@ -132,13 +132,13 @@ def test_an_interrupted_ranking_goes_on(run, tmp_path):
         rank(run, out, say=stop)
     kept = ["step_2.safetensors", "step_4.safetensors"]
     assert sorted(p.name for p in out.rglob("*.*") if p.suffix) == kept
-    told = []
-    assert rank(run, out, say=told.append) == rank(run)
-    assert len(told) == 4
+    message = []
+    assert rank(run, out, say=message.append) == rank(run)
+    assert len(message) == 4
     (out / "readings" / "step_2.safetensors").write_bytes(b"half")
-    told.clear()
-    rank(run, out, say=told.append)
-    assert told == ["reading checkpoint 1 of 6: step_2"]
+    message.clear()
+    rank(run, out, say=message.append)
+    assert message == ["reading checkpoint 1 of 6: step_2"]
 
 
 def test_a_network_that_is_never_right_has_no_coverage(run):
@@ -158,7 +158,7 @@ def other_architecture(path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({"load": other_architecture}, "checkpoints of one architecture; step_8 differ"),
         ({"load": None}, "pass `load`"),
@@ -173,8 +173,8 @@ def other_architecture(path):
         ({"val": [1]}, "`val` must map names of domains"),
     ],
 )  # fmt: skip
-def test_bad_input_is_told_and_nothing_is_written(run, tmp_path, changed, told):
-    with pytest.raises(NACError, match=told):
+def test_bad_input_is_told_and_nothing_is_written(run, tmp_path, changed, message):
+    with pytest.raises(NACError, match=message):
         rank(run, tmp_path / "out", **changed)
     assert not list((tmp_path / "out").rglob("*.safetensors"))
 

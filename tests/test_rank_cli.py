@@ -164,9 +164,9 @@ def test_a_beaten_oracle_is_explained():
     )
     found = ranking.Ranking(checkpoints, (tried,), tried.config, "avgpool", {})
     ranked = RankedRuns.of([ranking.RankedRun("sketch", None, found)])
-    told = "Sketch: ACC is not measured on the samples by which the oracle chooses"
-    assert told in " ".join(ranked_summary(ranked).split())
-    assert told in ranked_document(ranked).notes[-1]
+    message = "Sketch: ACC is not measured on the samples by which the oracle chooses"
+    assert message in " ".join(ranked_summary(ranked).split())
+    assert message in ranked_document(ranked).notes[-1]
 
 
 def test_bad_checkpoints_and_options_are_told(pacs, run, study, tmp_path, capsys):
@@ -192,7 +192,7 @@ def test_bad_checkpoints_and_options_are_told(pacs, run, study, tmp_path, capsys
             run, "--train", pacs, *ARCH, "--against", "paper"
         ],
     }  # fmt: skip
-    for told, options in cases.items():
-        assert rank(*options, *out) == 1, told
-        assert told in capsys.readouterr().err
+    for message, options in cases.items():
+        assert rank(*options, *out) == 1, message
+        assert message in capsys.readouterr().err
         assert not (tmp_path / "out").exists()

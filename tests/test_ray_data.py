@@ -116,14 +116,14 @@ def test_the_page(cluster, folder, tmp_path):
         part = table(folder)[start : start + BATCH]
         pq.write_table(part, tmp_path / "train" / f"{start}.parquet")
     shutil.copytree(folder / "images", tmp_path / "new")
-    given = {"shared": tmp_path, "network": network, "transform": transform}
-    names = run_page("scale.md", "Ray Data", **given, val_loader=batches(folder))
+    arguments = {"shared": tmp_path, "network": network, "transform": transform}
+    names = run_page("scale.md", "Ray Data", **arguments, val_loader=batches(folder))
     here = NACDetector(network(), "auto", rule="nac_plus").fit(batches(folder))
     assert same_fit(names["det"], here.calibrate(batches(folder)))
-    told = pq.read_table(tmp_path / "scores").to_pylist()
+    message = pq.read_table(tmp_path / "scores").to_pylist()
     found = judge_images(Pipeline(here, transform), paths(tmp_path / "new"), batch_size=BATCH)
-    assert sorted(told, key=lambda row: row["path"]) == [judged.fields() for judged in found]
-    assert list(told[0]) == ["path", "class", "confidence", "score", "p_value", "decision"]
+    assert sorted(message, key=lambda row: row["path"]) == [judged.fields() for judged in found]
+    assert list(message[0]) == ["path", "class", "confidence", "score", "p_value", "decision"]
 
 
 # -- the actors, without a cluster ---------------------------------------------------------
@@ -150,8 +150,8 @@ def test_counts_of_blocks_add_up(folder, rule):
 def test_what_cannot_be_read(folder):
     content = io.BytesIO()
     Image.new("RGB", (9, 9)).save(content, "PNG")
-    given = [b"no image", content.getvalue()]
-    block = {"path": np.array(["x", "y"]), "image": np.array(given, dtype=object)}
+    arguments = [b"no image", content.getvalue()]
+    block = {"path": np.array(["x", "y"]), "image": np.array(arguments, dtype=object)}
     options = partial(fitted, folder / "detector"), "image", BATCH, "path", 0.05
     bad, good = _Score(*options, True)(block).to_pylist()
     assert bad == {**dict.fromkeys(good), "path": "x"}

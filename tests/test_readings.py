@@ -121,8 +121,8 @@ def test_a_full_disk_is_one_error_of_ours(tmp_path, monkeypatch):
         return Path("/dev/full").open("w+b")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    told = pytest.raises(FileError, match=r"cannot write .*rows.*No space left on device")
-    with told, TensorWriter(tmp_path / "rows") as spool:
+    message = pytest.raises(FileError, match=r"cannot write .*rows.*No space left on device")
+    with message, TensorWriter(tmp_path / "rows") as spool:
         spool.add({"x": torch.zeros(2, 3)})
         spool.finish("rows", 1, {})
     assert not list(tmp_path.iterdir())

@@ -172,8 +172,8 @@ def test_ranks(results):
     assert [m.method for m in methods[WORKED:]] == ["gram", "opengan"]
     nac = next(m for m in methods if m.method == "nac")
     assert nac.ranks[NEAR] == 2 and nac.ranks[FAR] == 3
-    told = f"NAC is 2nd of {WORKED} on near-OOD (AUROC 87.06, 2.21"
-    assert comparison.verdict(Ranked(results)).startswith(told)
+    message = f"NAC is 2nd of {WORKED} on near-OOD (AUROC 87.06, 2.21"
+    assert comparison.verdict(Ranked(results)).startswith(message)
     twin = [replace(r, method="twin", title="Twin") for r in results.rows if r.method == "nac"]
     more = replace(results, rows=(*results.rows, *twin))
     methods = {m.method: m for m in Ranked(more).methods}
@@ -200,8 +200,8 @@ def test_the_leaderboard_in_the_terminal(results):
     assert max(map(len, text.splitlines())) <= 100
     row = re.search(r"> NAC +near-OOD +AUROC +87\.06 ± 0\.73 +90\.93 ± 0\.23 +-3\.87", text)
     assert row, text
-    (said,) = re.findall(r"differ by more than twice the .*?:(.*?)\.\n\n", text, re.S)
-    listed = {" ".join(each.split()[:2]) for each in said.split(",")}
+    (listed_text,) = re.findall(r"differ by more than twice the .*?:(.*?)\.\n\n", text, re.S)
+    listed = {" ".join(each.split()[:2]) for each in listed_text.split(",")}
     assert "NAC near-OOD" in listed
     noisy = rows_changed(
         metrics={name: {"AUROC": value} for name, value in (("nearood", 90.9), ("farood", 94.5))}
@@ -328,12 +328,12 @@ EDGES = {
 }
 
 
-@pytest.mark.parametrize("told", EDGES)
-def test_edges(tmp_path, told):
-    options = dict(EDGES[told])
+@pytest.mark.parametrize("message", EDGES)
+def test_edges(tmp_path, message):
+    options = dict(EDGES[message])
     loaded = options.pop("loaded", lambda r: r)
     found = loaded(few(tmp_path, **options))
-    assert told in " ".join(check_page(page(found)).text.split())
+    assert message in " ".join(check_page(page(found)).text.split())
     for text in (markdown(found), results_csv(found), summary_table(found)):
         assert not re.search(r"\b(nan|None)\b", text)
 
@@ -402,8 +402,8 @@ def test_without_matplotlib_the_tables_are_written(tmp_path, monkeypatch, capsys
         write_page(found)
     assert main(["report", str(tmp_path)]) == 1
     assert (tmp_path / "results.csv").is_file() and (tmp_path / "results.md").is_file()
-    told = capsys.readouterr()
-    assert "results.csv, results.md" in told.out and "no figures" in told.err
+    message = capsys.readouterr()
+    assert "results.csv, results.md" in message.out and "no figures" in message.err
 
 
 def test_the_command(tmp_path, capsys, monkeypatch):
@@ -414,8 +414,8 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or True)
     assert main(["report", str(tmp_path), "--open"]) == 0
     assert opened == [(tmp_path / "report.html").as_uri()]
-    told = capsys.readouterr().out
-    assert "> NAC" in told and "results.csv, results.md, report.html" in told
+    message = capsys.readouterr().out
+    assert "> NAC" in message and "results.csv, results.md, report.html" in message
     monkeypatch.setattr("webbrowser.open", lambda url: False)
     assert main(["report", str(tmp_path), "--open"]) == 0
     assert "no browser found" in capsys.readouterr().err
@@ -424,7 +424,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
 def test_both_conventions_of_fpr_are_named(tmp_path):
     conventions = "FPR@95 (OOD found) is the share of ID", "FPR@95 (ID kept) is the share of OOD"
     for text in renderings(few(tmp_path)):
-        assert all(told in text for told in conventions)
+        assert all(message in text for message in conventions)
     text = markdown(Results.load(tmp_path))
     head = text.split("| # |")[1].splitlines()[0]
     assert "Near-OOD FPR@95 (OOD found) | Near-OOD FPR@95 (ID kept)" in head
@@ -450,13 +450,13 @@ def test_notes_come_first_and_uncertain_times_are_marked(tmp_path):
     assert "surrogates &lt;made&gt;" in html.split("<nav")[0]
     assert "surrogates &lt;made&gt;" in markdown(found).split("## Ranking")[0]
     assert f"Note: {note}" in summary_table(found)
-    told = "Times marked ~ are uncertain: the machine was busy"
+    message = "Times marked ~ are uncertain: the machine was busy"
     for text in renderings(found):
-        assert told in text and re.search(r"KNN .*~2\.92 ", text)
+        assert message in text and re.search(r"KNN .*~2\.92 ", text)
         assert not re.search(r"(MSP|NAC)[^~]* ~", text.split("KNN")[0])
     for key in ("ranking", "times"):
         section = html.split(f'<section id="{key}"')[1].split("</section>")[0]
-        assert told in section and section.count("~") == 2
+        assert message in section and section.count("~") == 2
 
 
 def test_every_method_of_ours_is_highlighted(tmp_path, monkeypatch):
@@ -465,10 +465,10 @@ def test_every_method_of_ours_is_highlighted(tmp_path, monkeypatch):
     html = page(found)
     table = html.split('<section id="ranking"')[1].split("</section>")[0]
     assert table.count('<tr class="ours">') == 2
-    told = comparison.verdict(Ranked(found))
-    assert re.search(r"KNN is .* of 3 on .*NAC is .* of 3 on ", told)
+    message = comparison.verdict(Ranked(found))
+    assert re.search(r"KNN is .* of 3 on .*NAC is .* of 3 on ", message)
     head = check_page(html).text.split("Ranking")[0]
-    assert told in head and len(re.findall(r"Near-OOD rank", head)) == 2
+    assert message in head and len(re.findall(r"Near-OOD rank", head)) == 2
     assert re.search(r"^1  > KNN .*^2  > NAC ", summary_table(found), re.M | re.S)
     assert "**KNN**" in markdown(found) and "**NAC**" in markdown(found)
 

@@ -215,8 +215,8 @@ def test_an_entry_point_is_a_rule_for_commands(outside, own_project, tmp_path, c
         assert main(["score", "--detector", "d.nac", *NETWORK, "birds/test/parrot"]) == 0
         assert capsys.readouterr().out.count(",parrot,") > 10
         test = ["--test", "birds/test", "--far", "stripes=stripes", "--out", "out"]
-        given = [*NETWORK, *DATA, *test, "--methods", "mean_distance", "msp"]
-        assert main(["compare", *given]) == 0
+        options = [*NETWORK, *DATA, *test, "--methods", "mean_distance", "msp"]
+        assert main(["compare", *options]) == 0
         assert "Mean distance" in capsys.readouterr().out
         assert main(["fit", *NETWORK, *DATA, "--rule", "broken"]) == 1
         assert "rule 'broken' cannot be loaded: No module named" in capsys.readouterr().err

@@ -24,7 +24,7 @@ LABEL = "searched against surrogate OOD, not real OOD"
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def project(tmp_path_factory):
     """Images, a checkpoint, and one run of the command with everything kept."""
     root = tmp_path_factory.mktemp("search")
     write_lists(root / "data", "cifar10", LISTS)
@@ -42,12 +42,12 @@ def run_with_network(root, *more):
     ])  # fmt: skip
 
 
-def again(place, out, *more):
-    return main(["search", "--readings", str(place / "kept"), "--out", str(out), *more])
+def again(project, out, *more):
+    return main(["search", "--readings", str(project / "kept"), "--out", str(out), *more])
 
 
-def test_what_is_written(place, monkeypatch):
-    out = place / "out"
+def test_what_is_written(project, monkeypatch):
+    out = project / "out"
     assert sorted(p.name for p in out.glob("[!.]*")) == ["landscape.png", "nac.yml", "search.json"]
     config, report = read_config(out / "nac.yml"), json.loads((out / "search.json").read_text())
     # the others are scored on NAC's own readings
@@ -72,12 +72,12 @@ def test_what_is_written(place, monkeypatch):
     assert not postprocessor.APS_mode
 
 
-def test_ood_validation_images_in_a_folder(place, tmp_path, capsys):
+def test_ood_validation_images_in_a_folder(project, tmp_path, capsys):
     """`--ood-val` means what it means in `compare`: the same images, the same readings."""
-    folder = place / "data" / "images_classic" / "val_tin"
+    folder = project / "data" / "images_classic" / "val_tin"
     kept = tmp_path / "kept"
     options = ["--ood-val", f"mine={folder}", "--save-readings", str(kept), "--out", str(tmp_path)]
-    assert run_with_network(place, *options) == 0
+    assert run_with_network(project, *options) == 0
     printed = capsys.readouterr().out
     assert "against mine" in printed
     assert "AUROC  OOD found    ID kept   guard  layer bins/O*/alpha/weight state" in printed
@@ -85,53 +85,53 @@ def test_ood_validation_images_in_a_folder(place, tmp_path, capsys):
     assert f"{best['auroc']:8.2%}{best['fpr95']:11.2%}{best['fpr95_in']:11.2%}" in printed
     assert "FPR@95 (OOD found): the share of ID samples rejected" in printed
     assert "FPR@95 (ID kept): the share of OOD samples accepted" in printed
-    found, listed = ReadingSet.load(kept).ood_val, ReadingSet.load(place / "kept").ood_val
+    found, listed = ReadingSet.load(kept).ood_val, ReadingSet.load(project / "kept").ood_val
     order = sorted(range(20), key=lambda i: f"{i}.png")  # a folder is sorted, the list is not
     assert torch.equal(found["avgpool"].activation, listed["avgpool"].activation[order])
 
 
-def test_searching_again_needs_neither_network_nor_images(place, tmp_path, capsys):
-    assert again(place, tmp_path / "a" / "b", "--restarts", "1") == 0
+def test_searching_again_needs_neither_network_nor_images(project, tmp_path, capsys):
+    assert again(project, tmp_path / "a" / "b", "--restarts", "1") == 0
     printed = capsys.readouterr().out
     assert "against val_tin" in printed and "guard" in printed and "avgpool" in printed
-    first, second = ((p / "nac.yml").read_text() for p in (place / "out", tmp_path / "a" / "b"))
+    first, second = ((p / "nac.yml").read_text() for p in (project / "out", tmp_path / "a" / "b"))
     assert first == second
-    assert main(["search", "--readings", str(place / "kept" / "fit.safetensors"), "--restarts", "1",
+    assert main(["search", "--readings", str(project / "kept" / "fit.safetensors"), "--restarts", "1",
                  "--out", str(tmp_path)]) == 0  # fmt: skip
     assert (tmp_path / "nac.yml").read_text() == first
 
 
-def test_grid_takes_the_authors_lists(place, tmp_path):
-    assert again(place, tmp_path, "--strategy", "grid", "--guard", "none") == 0
+def test_grid_takes_the_authors_lists(project, tmp_path):
+    assert again(project, tmp_path, "--strategy", "grid", "--guard", "none") == 0
     report = json.loads((tmp_path / "search.json").read_text())
     assert report["evaluated"] == 256 and report["settings"]["space"] == "preset"
     assert (
-        again(place, tmp_path, "--strategy", "grid", "--guard", "0.5", "--layers", "avgpool") == 0
+        again(project, tmp_path, "--strategy", "grid", "--guard", "0.5", "--layers", "avgpool") == 0
     )
     assert list(read_config(tmp_path / "nac.yml").layers) == ["avgpool"]
 
 
-def test_lists_of_ones_own(place, tmp_path):
+def test_lists_of_ones_own(project, tmp_path):
     space = tmp_path / "space.yml"
     space.write_text(
         "postprocessor:\n  postprocessor_args:\n    layers: {layer3: {}}\n"
         "  postprocessor_sweep: {layer3: {n_bins: [10, 20], state: [output, gradient]}}\n"
     )
     options = ["--space", str(space), "--layers", "layer3", "--strategy", "random"]
-    assert again(place, tmp_path, *options, "--budget-points", "30", "--objective", "mean") == 0
+    assert again(project, tmp_path, *options, "--budget-points", "30", "--objective", "mean") == 0
     report = json.loads((tmp_path / "search.json").read_text())
     assert len(report["landscape"]) == 4 and report["settings"]["objective"] == "mean"
 
 
-def test_without_ood_data_everything_says_so(place, tmp_path, capsys):
-    (place / "data" / "benchmark_imglist" / "cifar10" / "val_tin.txt").rename(tmp_path / "gone")
+def test_without_ood_data_everything_says_so(project, tmp_path, capsys):
+    (project / "data" / "benchmark_imglist" / "cifar10" / "val_tin.txt").rename(tmp_path / "gone")
     try:
         code = run_with_network(
-            place, "--ood-val", "none", "--save-readings", str(tmp_path / "kept"),
+            project, "--ood-val", "none", "--save-readings", str(tmp_path / "kept"),
             "--out", str(tmp_path / "one"), "--layers", "layer3", "avgpool", "--held-out", "0",
         )  # fmt: skip
     finally:
-        (tmp_path / "gone").rename(place / "data/benchmark_imglist/cifar10/val_tin.txt")
+        (tmp_path / "gone").rename(project / "data/benchmark_imglist/cifar10/val_tin.txt")
     assert code == 0
     assert again(tmp_path, tmp_path / "two", "--restarts", "1") == 0
     assert capsys.readouterr().out.count(LABEL) == 2
@@ -144,11 +144,11 @@ def test_without_ood_data_everything_says_so(place, tmp_path, capsys):
     assert list(ReadingSet.load(tmp_path / "kept").fit) == ["avgpool", "layer3"]
 
 
-def test_without_matplotlib_only_the_picture_is_lost(place, tmp_path, monkeypatch, capsys):
+def test_without_matplotlib_only_the_picture_is_lost(project, tmp_path, monkeypatch, capsys):
     for name in [n for n in sys.modules if n.split(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert again(place, tmp_path, "--restarts", "1", "--layers", "avgpool") == 0
+    assert again(project, tmp_path, "--restarts", "1", "--layers", "avgpool") == 0
     assert "pip install 'nac-openood[plot]'" in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.glob("[!.]*")) == ["nac.yml", "search.json"]
 
@@ -167,23 +167,23 @@ def test_without_matplotlib_only_the_picture_is_lost(place, tmp_path, monkeypatc
         (["--out", "{data}/benchmark_imglist/cifar10/val_tin.txt"], "cannot create the folder"),
     ],
 )  # fmt: skip
-def test_errors_are_sentences(place, tmp_path, options, message, capsys):
-    options = [o.format(kept=place / "kept", data=place / "data") for o in options]
+def test_errors_are_sentences(project, tmp_path, options, message, capsys):
+    options = [o.format(kept=project / "kept", data=project / "data") for o in options]
     if "--out" not in options:
         options = ["--out", str(tmp_path), *options]
     saved = "--readings" in options
-    assert (main(["search", *options]) if saved else run_with_network(place, *options)) == 1
+    assert (main(["search", *options]) if saved else run_with_network(project, *options)) == 1
     assert message in capsys.readouterr().err
     assert not list(tmp_path.glob("[!.]*"))
 
 
-def test_a_bad_image_is_named(place, tmp_path, capsys):
-    image = place / "data" / "images_classic" / "val_cifar10" / "7.png"
+def test_a_bad_image_is_named(project, tmp_path, capsys):
+    image = project / "data" / "images_classic" / "val_cifar10" / "7.png"
     whole = image.read_bytes()
     try:
         image.write_bytes(whole[:60])
         code = run_with_network(
-            place, "--save-readings", str(tmp_path), "--layers", "avgpool", "--held-out", "0",
+            project, "--save-readings", str(tmp_path), "--layers", "avgpool", "--held-out", "0",
             "--out", str(tmp_path / "out"),
         )  # fmt: skip
     finally:

@@ -8,7 +8,7 @@ import sys
 import threading
 
 from service_toy import connected
-from test_fit_score import NETWORK, here, place, score, table  # noqa: F401
+from test_fit_score import NETWORK, here, project, score, table  # noqa: F401
 
 from nac_openood.cli import main
 from nac_openood.serving import app as app_module
@@ -17,8 +17,8 @@ TOKEN = "a-token-of-some-length"
 
 
 def serve(*arguments):
-    given = ["--detector", "birds.nac", *NETWORK, "--device", "cpu", "--port", "0"]
-    return main(["serve", *given, *arguments])
+    options = ["--detector", "birds.nac", *NETWORK, "--device", "cpu", "--port", "0"]
+    return main(["serve", *options, *arguments])
 
 
 def use(monkeypatch, capsys, work, *arguments, sent=signal.SIGTERM):

@@ -158,10 +158,10 @@ BAD_BODIES = {
 
 @pytest.mark.parametrize("what", BAD_BODIES)
 def test_a_bad_body_gets_a_clear_4xx(client, what):
-    content, headers, status, told = BAD_BODIES[what]
+    content, headers, status, message = BAD_BODIES[what]
     response = client.post("/score", content=content, headers=headers)
     assert response.status_code == status
-    assert list(response.json()) == ["error"] and re.search(told, response.json()["error"])
+    assert list(response.json()) == ["error"] and re.search(message, response.json()["error"])
 
 
 def test_the_pixels_are_checked_before_anything_is_decoded(judge, monkeypatch):
@@ -210,11 +210,13 @@ def test_images_that_the_network_cannot_take_are_named(judge, caplog):
     with client_of(with_transform(judge, lambda image: torch.zeros(next(made)))) as client:
         files = [("x", (name, encoded(picture(1)))) for name in sizes]
         response = client.post("/score", files=files)
-    told = response.json()["error"]
+    message = response.json()["error"]
     assert response.status_code == 400 and not caplog.records
-    assert told.count("fitted on shape 3 x 12 x 12") == 2 and "a.png" not in told
-    assert "b.png cannot be judged: the network cannot take an input of shape 1 x 12 x 12" in told
-    assert "c.png cannot be judged: the network cannot take an input of shape 7 x 9 x 9" in told
+    assert message.count("fitted on shape 3 x 12 x 12") == 2 and "a.png" not in message
+    assert (
+        "b.png cannot be judged: the network cannot take an input of shape 1 x 12 x 12" in message
+    )
+    assert "c.png cannot be judged: the network cannot take an input of shape 7 x 9 x 9" in message
 
 
 def test_a_form_that_is_cut_off_is_refused(client):
@@ -271,13 +273,13 @@ def test_an_answer_that_takes_too_long_is_a_504(judge):
 
 
 @pytest.mark.parametrize(
-    ("limits", "told"),
+    ("limits", "message"),
     [
         (Limits(max_requests=1), "too many requests at the same time"),
         (Limits(max_images=2, max_queue=2, max_batch=1), "too many images are waiting"),
     ],
 )
-def test_too_many_at_once_are_told_to_come_back(judge, limits, told):
+def test_too_many_at_once_are_told_to_come_back(judge, limits, message):
     slow, statuses = Slow(judge), []
     files = [("x", encoded(picture(1)))] * 2
     with client_of(slow, limits) as client:
@@ -290,7 +292,7 @@ def test_too_many_at_once_are_told_to_come_back(judge, limits, told):
         slow.gate.set()
         thread.join()
     assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
-    assert told in refused.json()["error"]
+    assert message in refused.json()["error"]
     assert statuses == [200]
 
 

@@ -37,8 +37,8 @@ def read(folder):
 
 
 def bad_images(images):
-    rest, told = readable_images(images, "x", progress=False)
-    return rest.names, told
+    rest, message = readable_images(images, "x", progress=False)
+    return rest.names, message
 
 
 # ---- folders
@@ -69,8 +69,10 @@ def test_links_are_followed_but_not_in_circles(photos, tmp_path):
     (folder / "itself.png").symlink_to("itself.png")
     images = read(folder)
     assert images.names == ["gone.png", "itself.png", *(f"linked/{name}" for name in NAMES)]
-    rest, told = bad_images(images)
-    assert rest == images.names[2:] and "gone.png (missing)" in told and "symbolic links" in told
+    rest, message = bad_images(images)
+    assert (
+        rest == images.names[2:] and "gone.png (missing)" in message and "symbolic links" in message
+    )
     assert common_files(images, read(photos)) == 5
     assert expand([str(folder)], texts=True) == [str(folder / "linked/notes.txt")]
 
@@ -80,9 +82,9 @@ def test_bad_images_are_found_with_a_reason(photos):
     (photos / "b.png").write_bytes(content[: len(content) // 2])
     images = read(photos)
     (photos / "a.JPG").unlink()
-    rest, told = bad_images(images)
-    assert rest == NAMES[2:] and "a.JPG (missing)" in told and "b.png (" in told
-    assert told.startswith("2 of 3 images are missing or unreadable: ")
+    rest, message = bad_images(images)
+    assert rest == NAMES[2:] and "a.JPG (missing)" in message and "b.png (" in message
+    assert message.startswith("2 of 3 images are missing or unreadable: ")
     with pytest.raises(NACError, match=r"a.JPG cannot be read \(missing\).*check `data_root`"):
         images[0]
     images.items, images.labels = [f"{i}.png" for i in range(9)], np.zeros(9)
@@ -91,8 +93,8 @@ def test_bad_images_are_found_with_a_reason(photos):
 
 def test_an_absurdly_large_image_is_bad_not_a_crash(photos, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # a bomb is twice that and more
-    rest, told = bad_images(read(photos))
-    assert rest == [] and "decompression bomb" in told
+    rest, message = bad_images(read(photos))
+    assert rest == [] and "decompression bomb" in message
 
 
 def test_other_images_have_another_identity(photos):
@@ -126,7 +128,7 @@ def test_sets_of_ones_own(data, photos):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         *(({"far": [entry]}, "the name of a dataset must be one that a file can have")
           for entry in ("=folder", "a/b=folder", ".hidden=folder", "a\nb=folder")),
@@ -137,8 +139,8 @@ def test_sets_of_ones_own(data, photos):
         ({"ood_val": "nothing"}, "there is no list .*val_nothing.txt"),
     ],
 )  # fmt: skip
-def test_sets_that_are_refused(data, options, told):
-    with pytest.raises(NACError, match=told):
+def test_sets_that_are_refused(data, options, message):
+    with pytest.raises(NACError, match=message):
         listed_sets(CIFAR10, data, **options)
 
 

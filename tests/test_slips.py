@@ -83,8 +83,10 @@ def test_a_network_that_takes_uint8_is_let(small_net, images, labels):
 )
 def test_what_is_no_loader(detector, images, labels, use, make):
     wrong = make(images, labels)
-    told = rf"expected a loader .* got {type(wrong).__name__}. Pass a list .* or .*DataLoader\(data"
-    with pytest.raises(NACError, match=told):
+    message = (
+        rf"expected a loader .* got {type(wrong).__name__}. Pass a list .* or .*DataLoader\(data"
+    )
+    with pytest.raises(NACError, match=message):
         getattr(detector, use)(wrong)
 
 
@@ -127,8 +129,8 @@ def test_what_is_no_batch(detector, small_net, x, message):
 
 
 def test_another_number_of_channels(detector, images):
-    told = r"3 channels, but got 2 channels instead. The batch has shape \[24, 2, 9, 9\]: has it"
-    with pytest.raises(NACError, match=told):
+    message = r"3 channels, but got 2 channels instead. The batch has shape \[24, 2, 9, 9\]: has it"
+    with pytest.raises(NACError, match=message):
         detector.score(images[:, :2])
 
 

@@ -37,7 +37,7 @@ def write(path, rows):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def project(tmp_path_factory):
     """A folder with a small BERT that knows three topics, lists of texts and new texts."""
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -57,11 +57,11 @@ def place(tmp_path_factory):
     net = transformers.BertForSequenceClassification(config).train()
     steps = torch.optim.Adam(net.parameters(), 1e-3)
     batch = texts(20, 0)
-    given = tokenizer([text for text, _ in batch], padding=True, return_tensors="pt")
+    inputs = tokenizer([text for text, _ in batch], padding=True, return_tensors="pt")
     labels = torch.tensor([list(WORDS).index(name) for _, name in batch])
     for _ in range(25):
         steps.zero_grad()
-        net(**given, labels=labels).loss.backward()
+        net(**inputs, labels=labels).loss.backward()
         steps.step()
     net.save_pretrained(root / "net")
     tokenizer.save_pretrained(root / "net")
@@ -75,8 +75,8 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def kind(place):
-    return kind_of(f"hf:{place / 'net'}")
+def kind(project):
+    return kind_of(f"hf:{project / 'net'}")
 
 
 @pytest.fixture(scope="module")
@@ -84,43 +84,43 @@ def encode(kind):
     return kind.transform()
 
 
-def test_fit_and_score(place, monkeypatch, capsys):
-    monkeypatch.chdir(place)
+def test_fit_and_score(project, monkeypatch, capsys):
+    monkeypatch.chdir(project)
     data = ["--train", "train.csv", "--val", "val.csv", "--test", "test.csv"]
     assert main(["fit", "--arch", "hf:net", *data, "--out", "t.nac", "--device", "cpu"]) == 0
     shown = capsys.readouterr().out
     assert "accuracy      100.0% of 120 validation samples" in shown and "length=16" in shown
-    given = ["score", "--detector", "t.nac", "--device", "cpu", "--arch", "hf:net"]
-    assert main([*given, "new"]) == 0
+    inputs = ["score", "--detector", "t.nac", "--device", "cpu", "--arch", "hf:net"]
+    assert main([*inputs, "new"]) == 0
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     found = [(row["path"], row["decision"]) for row in rows]
     assert found == [("new/a.txt", "in"), ("new/b.txt", "out")] and rows[0]["class"] == "sport"
-    assert main([*given, "missing.txt"]) == 1
+    assert main([*inputs, "missing.txt"]) == 1
     assert "cannot read missing.txt (missing)" in capsys.readouterr().err
-    assert main([*given, "new", "--gallery", "g.html"]) == 1
+    assert main([*inputs, "new", "--gallery", "g.html"]) == 1
     assert "--gallery needs a detector of images, and" in capsys.readouterr().err
     for command in (["serve", "--port", "0"], ["export", "--out", "t.onnx"]):
-        assert main([*command, *given[1:]]) == 1
-        told = f"{command[0]} needs a detector of images, and"
-        assert told in capsys.readouterr().err
+        assert main([*command, *inputs[1:]]) == 1
+        message = f"{command[0]} needs a detector of images, and"
+        assert message in capsys.readouterr().err
 
 
-def test_held_out_texts_have_an_identity_without_being_read(place, encode, monkeypatch):
-    sets = [own_sets(place / "val.csv", transform=encode, seed=seed) for seed in (0, 0, 1)]
+def test_held_out_texts_have_an_identity_without_being_read(project, encode, monkeypatch):
+    sets = [own_sets(project / "val.csv", transform=encode, seed=seed) for seed in (0, 0, 1)]
     monkeypatch.setattr(type(encode), "__call__", None)  # nothing is tokenized
     first, again, other = (Samples("val", each.id_val).identity for each in sets)
     assert first == again != other
 
 
-def test_labels_follow_the_network(place, kind, encode):
+def test_labels_follow_the_network(project, kind, encode):
     classes = kind.classes()
-    found = labelled_samples(place / "val.csv", encode, classes)
+    found = labelled_samples(project / "val.csv", encode, classes)
     assert found.classes == ("sport", "money", "health") and found.labels[:3].tolist() == [0, 1, 2]
     sample = found[0]
     assert sample["label"] == 0 and sample["input_ids"].shape == (16,)
     assert int(sample["attention_mask"].sum()) == len(found.items[0].split())
     with pytest.raises(NACError, match="holds texts, but the network takes images"):
-        labelled_samples(place / "val.csv", lambda image: image)
+        labelled_samples(project / "val.csv", lambda image: image)
 
 
 # -- batches as long as their longest text --------------------------------------------------
@@ -139,9 +139,9 @@ def test_padding_at_the_end_of_all_texts_is_cut():
     assert without_padding({"attention_mask": mask * 0})["attention_mask"].shape == (3, 8)
 
 
-def test_scores_do_not_depend_on_padding(place, kind, encode):
+def test_scores_do_not_depend_on_padding(project, kind, encode):
     train, val, test = (
-        labelled_samples(place / f"{name}.csv", encode, kind.classes())
+        labelled_samples(project / f"{name}.csv", encode, kind.classes())
         for name in ("train", "val", "test")
     )
     short = [i for i, text in enumerate(test.items) if len(text.split()) <= 8]

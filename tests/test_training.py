@@ -238,7 +238,7 @@ def nan_loaders():
 
 
 @pytest.mark.parametrize(
-    ("given", "options", "told"),
+    ("data", "options", "message"),
     [
         ([], {}, "expected a loader for each source domain"),
         ([[]], {}, "the loader of domain 0 yields no batches"),
@@ -254,9 +254,9 @@ def nan_loaders():
         ),
     ],
 )
-def test_bad_input_is_refused(given, options, told):
-    with pytest.raises(NACError, match=told):
-        train(small_net(), given, progress=False, **{"steps": 3, **options})
+def test_bad_input_is_refused(data, options, message):
+    with pytest.raises(NACError, match=message):
+        train(small_net(), data, progress=False, **{"steps": 3, **options})
 
 
 def test_the_projection_of_selfreg_is_trained():

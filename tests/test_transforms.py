@@ -39,7 +39,7 @@ def test_gray_and_other_sizes():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("resise: 32", "'resise' is unknown"),
         ("", "expected a mapping with at least one key"),
@@ -53,9 +53,9 @@ def test_gray_and_other_sizes():
         ("mean: 0.5\nstd: 0", "'std' must be positive"),
     ],
 )
-def test_wrong_yaml_is_refused_with_an_example(tmp_path, text, told):
+def test_wrong_yaml_is_refused_with_an_example(tmp_path, text, message):
     (tmp_path / "t.yml").write_text(text)
-    with pytest.raises(NACError, match=told) as caught:
+    with pytest.raises(NACError, match=message) as caught:
         read_settings(tmp_path / "t.yml")
     assert "t.yml: " in str(caught.value) and "crop: 224" in str(caught.value)
 
@@ -115,7 +115,7 @@ def test_code_makes_a_transform_or_is_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("choice", "told"),
+    ("choice", "message"),
     [
         ("t.py:wrong", "returned a int, expected a tensor"),
         ("t.py:failing", r"your code t.py:failing failed in .*t.py, line 8: AttributeError"),
@@ -124,10 +124,10 @@ def test_code_makes_a_transform_or_is_one(tmp_path):
         ("nowhere.yml", "cannot read the transform nowhere.yml"),
     ],
 )
-def test_what_is_no_transform(tmp_path, monkeypatch, choice, told):
+def test_what_is_no_transform(tmp_path, monkeypatch, choice, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").write_text(CODE)
-    with pytest.raises(NACError, match=told):
+    with pytest.raises(NACError, match=message):
         chosen_transform(choice, ARCH).transform(IMAGE)
 
 
