@@ -213,8 +213,8 @@ def same_rule(one, other):
 
 def same_fit(one, other):
     """Whether two detectors have the same rule, of as many samples, and the same threshold."""
-    message = [(each.fit_summary_, each.threshold_) for each in (one, other)]
-    return same_rule(one.rule_, other.rule_) and message[0] == message[1]
+    fits = [(each.fit_summary_, each.threshold_) for each in (one, other)]
+    return same_rule(one.rule_, other.rule_) and fits[0] == fits[1]
 
 
 class HandNet(nn.Module):

@@ -108,9 +108,9 @@ def test_fit_warns_of_flat_layers_and_says_what_to_change(small_net):
     layers = {"layer1": FLAT, "layer2": LayerConfig(n_bins=20)}
     with pytest.warns(UserWarning, match=r"layer 'layer1' .*steepness=1e-09 .*: raise it, or"):
         det = NACDetector(small_net, layers, rule="nac").fit(noise(100, 0))
-    message = advise(det, noise(40, 1)).warnings
-    better = float(message[0].partition("): about ")[2].split()[0])
-    assert "layer1" in message[0]
+    warned = advise(det, noise(40, 1)).warnings
+    better = float(warned[0].partition("): about ")[2].split()[0])
+    assert "layer1" in warned[0]
     repaired = {**layers, "layer1": LayerConfig(steepness=better)}
     fixed = NACDetector(small_net, repaired, rule="nac").fit(noise(100, 0))
     assert "layer1" not in fixed.rule_.saturated(certain=False)
@@ -216,9 +216,8 @@ def test_the_numbers_are_those_of_each_method_by_itself(small_net):
     fit, i, o = map(det.read_loader, (train, inside, outside))
     known = comparison.alternative_layers(det, sample)
     assert known.early and max(known.early.values()) > 1 and known.head_input
-    assert (
-        from_values(comparison.AlternativeLayers, json.loads(json.dumps(known._asdict()))) == known
-    )
+    stored = json.loads(json.dumps(known._asdict()))
+    assert from_values(comparison.AlternativeLayers, stored) == known
     head = comparison.head_weight(det.net, sample)
     found = comparison.alternatives(fit, i, known, head)
     with pytest.warns(UserWarning, match="of which 12 are held out: too few"):
@@ -361,13 +360,13 @@ def test_the_comparison_tells_it_and_does_not_count_its_time():
 
 
 def test_the_report_shows_it(tmp_path):
-    message = comparison.Advice(
+    advice = comparison.Advice(
         "NAC", comparison.SURROGATE, warnings=("on surrogates: use GEN",)
     ).to_dict()
-    message["auroc"] = {"GEN": 0.8, "NAC": 0.6123}
+    advice["auroc"] = {"GEN": 0.8, "NAC": 0.6123}
 
     def change(results):
-        rows = [replace(r, advice=message) if r.method == "nac" else r for r in results.rows]
+        rows = [replace(r, advice=advice) if r.method == "nac" else r for r in results.rows]
         return replace(results, rows=tuple(rows))
 
     results = build(tmp_path, change, methods=("msp", "nac"), sets=SETS[:2], runs=RUNS[:1])

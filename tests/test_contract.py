@@ -74,22 +74,6 @@ def test_setup_fits_and_inference_scores(make, small_net, loaders):
     assert torch.equal(confident, torch.from_numpy(confidence[:16]))
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_our_search_and_openoods_sweep_choose_the_same(make, small_net, loaders, shuffle):
-    inside, outside = loaders
-    inside["val"] = loader(30, 1, shuffle=shuffle)
-    outside["val"] = loader(30, 3, 2.0, shuffle=shuffle, label=-1)
-    ours, reference = make(), make(search_in="openood")
-    StandInEvaluator(small_net, ours, inside, outside)
-    StandInEvaluator(small_net, reference, inside, outside)
-    assert ours.hyperparam_search_done
-    assert ours.layers == reference.layers
-    assert ours.get_hyperparam() == reference.get_hyperparam()
-    for data in (inside["test"], outside["near"]["x"]):
-        a, b = (p.inference(small_net, data)[1] for p in (ours, reference))
-        assert a.tolist() == b.tolist()
-
-
 def test_the_sweep_runs_without_the_network(make, small_net, loaders, monkeypatch):
     postprocessor = make(search_in="openood")
     postprocessor.setup(small_net, *loaders)

@@ -20,7 +20,7 @@ def loader(images, labels):
 
 @pytest.fixture
 def detector(small_net, loader):
-    return NACDetector(small_net, LAYERS, rule="nac").fit(loader)
+    return NACDetector(small_net, LAYERS).fit(loader)
 
 
 def test_in_distribution_scores_above_noise(detector, images):
@@ -31,27 +31,23 @@ def test_in_distribution_scores_above_noise(detector, images):
 
 
 def test_loaders_of_every_kind_fit_the_same(small_net, images, labels, loader):
-    expected = NACDetector(small_net, LAYERS, rule="nac").fit(loader).score(images)
+    expected = NACDetector(small_net, LAYERS).fit(loader).score(images)
     for other in (
         [{"data": images[:10], "label": labels[:10]}, {"data": images[10:], "label": labels[10:]}],
         [images.flip(0)],
         iter([(images, labels)]),
         DataLoader(TensorDataset(images), batch_size=24, shuffle=True),
     ):
-        assert torch.equal(
-            NACDetector(small_net, LAYERS, rule="nac").fit(other).score(images), expected
-        )
+        assert torch.equal(NACDetector(small_net, LAYERS).fit(other).score(images), expected)
 
 
 def test_fit_takes_a_balanced_subset(small_net, loader, images, labels):
     for source in (loader, [(images, labels)]):
-        detector = NACDetector(small_net, LAYERS, rule="nac").fit(source, n_samples=9)
+        detector = NACDetector(small_net, LAYERS).fit(source, n_samples=9)
         assert detector.fit_summary_.n_samples == 8
         assert detector.fit_summary_.class_counts == {0: 2, 1: 2, 2: 2, 3: 2}
-    assert (
-        NACDetector(small_net, LAYERS, rule="nac").fit([images], n_samples=9).fit_summary_.n_samples
-        == 9
-    )
+    unlabelled = NACDetector(small_net, LAYERS).fit([images], n_samples=9)
+    assert unlabelled.fit_summary_.n_samples == 9
 
 
 def test_score_loader(detector, loader, images, labels):
@@ -71,17 +67,12 @@ def test_readings_replace_the_network(detector, small_net, loader, tmp_path):
     again = Readings.load(tmp_path / "readings.safetensors")
     assert list(again) == list(LAYERS)
     assert again.n_samples == 24
-    second = NACDetector(small_net, LAYERS, rule="nac").fit_readings(again)
+    second = NACDetector(small_net, LAYERS).fit_readings(again)
     expected = detector.score_loader(loader).score
     np.testing.assert_array_equal(second.score_readings(again).numpy(), expected)
     plain = {name: (r.activation, r.gradient) for name, r in again.items()}
-    np.testing.assert_array_equal(
-        NACDetector(small_net, LAYERS, rule="nac")
-        .fit_readings(plain)
-        .score_readings(plain)
-        .numpy(),
-        expected,
-    )
+    third = NACDetector(small_net, LAYERS).fit_readings(plain)
+    np.testing.assert_array_equal(third.score_readings(plain).numpy(), expected)
 
 
 def test_decisions(detector, loader, images):
@@ -110,7 +101,7 @@ def test_thresholds_keep_what_they_promise():
 
 
 def test_unfitted_use_says_what_to_do(small_net, images, tmp_path):
-    detector = NACDetector(small_net, LAYERS, rule="nac")
+    detector = NACDetector(small_net, LAYERS)
     for use in (
         lambda: detector.score(images),
         lambda: detector.score_loader([images]),
@@ -137,7 +128,7 @@ def test_unfitted_use_says_what_to_do(small_net, images, tmp_path):
     ],
 )
 def test_bad_fitting_data_is_named(small_net, images, labels, make, n_samples, message):
-    detector = NACDetector(small_net, LAYERS, rule="nac")
+    detector = NACDetector(small_net, LAYERS)
     with pytest.raises(NACError, match=message):
         detector.fit(make(images, labels), n_samples)
     assert detector.rule_ is None
@@ -156,10 +147,10 @@ def test_uneven_classes_are_reported(small_net, images, labels):
         "1 of the network's 4 classes are missing",
     )
     with pytest.warns(UserWarning, match=f"{message} and 3 classes have fewer than 3 samples"):
-        NACDetector(small_net, LAYERS, rule="nac").fit(few, n_samples=9)
+        NACDetector(small_net, LAYERS).fit(few, n_samples=9)
     keep = (labels < 3) | (torch.arange(24) < 4)
     with pytest.warns(UserWarning, match="1 classes have fewer than 2 samples"):
-        NACDetector(small_net, LAYERS, rule="nac").fit([(images[keep], labels[keep])], n_samples=8)
+        NACDetector(small_net, LAYERS).fit([(images[keep], labels[keep])], n_samples=8)
 
 
 def test_not_finite_samples_raise_or_are_counted(detector, images):
@@ -186,7 +177,7 @@ def test_an_empty_loader_has_nothing_to_score(detector):
 @pytest.mark.parametrize("end", ["normal", "error"])
 def test_loops_leave_the_network_and_the_random_states_alone(small_net, images, labels, end):
     loader = DataLoader(TensorDataset(images, labels), batch_size=6, shuffle=True)
-    detector = NACDetector(small_net, LAYERS, rule="nac").fit(loader)
+    detector = NACDetector(small_net, LAYERS).fit(loader)
     small_net.train()
     before = snapshot(small_net)
     if end == "normal":

@@ -40,10 +40,10 @@ def fit_options(rule: str) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_fit_and_score(here: Path, fitted: tuple[str, str], size: int) -> None:
-    rule, message = fitted
+    rule, output = fitted
     first, *others = run_job(size, ("fit", *fit_options(rule), "--out", f"{rule}_{size}.nac"), here)
     assert first.returncode == 0, first.stderr
-    assert first.stdout == message.replace(f"{rule}.nac", f"{rule}_{size}.nac")
+    assert first.stdout == output.replace(f"{rule}.nac", f"{rule}_{size}.nac")
     assert [(done.returncode, done.stdout, done.stderr) for done in others] == [(0, "", "")] * (
         size - 1
     )
@@ -185,8 +185,8 @@ def test_an_error_in_one_process_is_told_once(here: Path) -> None:
     words = ("fit", *NETWORK, *DATA[:2], "--train", str(folder), "--val", "birds/val")
     first, second = run_job(2, (*words, "--batch-size", 25, "--out", "bad.nac"), here)
     assert first.returncode == second.returncode == 1
-    message = first.stderr + second.stderr
-    assert message.count("cannot be read (") == 1 and "Traceback" not in message, message
+    errors = first.stderr + second.stderr
+    assert errors.count("cannot be read (") == 1 and "Traceback" not in errors, errors
     assert not (here / "bad.nac").exists()
 
 

@@ -59,9 +59,9 @@ def test_own_model_runs_from_top_to_bottom_and_its_errors_are_the_real_ones(here
     page = (DOCS / "own_model.md").read_text(encoding="utf-8")
     code = page.split("## The ten lines")[1].split("```python\n")[1].split("```")[0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
-    error = re.findall(r"^\| `([^|]+?)` \|", page, re.MULTILINE)
-    assert len(error) == len(names["messages"])
-    for text, message in zip(error, names["messages"]):
+    documented = re.findall(r"^\| `([^|]+?)` \|", page, re.MULTILINE)
+    assert len(documented) == len(names["messages"])
+    for text, message in zip(documented, names["messages"]):
         assert text in message
 
 
@@ -113,8 +113,8 @@ def test_nac_me_runs_and_its_costs_are_those_of_the_benchmark(here):
     assert names["monitor"].history
     page = (DOCS / "checkpoints.md").read_text(encoding="utf-8")
     measured = json.loads((DOCS.parent / "benchmarks" / "nac_me.json").read_text())
-    message = dict(re.findall(r"^\| ([\w/-]+, \d+ x \d+) \| ([\d.]+) \|$", page, re.MULTILINE))
-    assert {k.replace(" x ", "x"): float(v) for k, v in message.items()} == {
+    ratios = dict(re.findall(r"^\| ([\w/-]+, \d+ x \d+) \| ([\d.]+) \|$", page, re.MULTILINE))
+    assert {k.replace(" x ", "x"): float(v) for k, v in ratios.items()} == {
         title: pytest.approx(ratio, abs=0.005) for title, ratio in measured["passes"].items()
     }
     assert max(measured["passes"].values()) <= 1.5

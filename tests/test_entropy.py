@@ -262,8 +262,8 @@ def mistakes():
 
 
 def test_its_errors_are_the_real_ones():
-    message = re.findall(r"^\| [^|]+ \| `([^|]+?)` \|$", PAGE.split("## Errors")[1], re.M)
-    for text, mistake in zip(message, mistakes()):
+    documented = re.findall(r"^\| [^|]+ \| `([^|]+?)` \|$", PAGE.split("## Errors")[1], re.M)
+    for text, mistake in zip(documented, mistakes()):
         with pytest.raises(NACError, match=re.escape(text)):
             mistake()
-    assert len(message) == 5
+    assert len(documented) == 5

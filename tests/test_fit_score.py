@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -317,17 +316,6 @@ def test_other_files_and_the_same_transform(here, tmp_path, capsys):
     assert score("--transform", "transform.yml", "stripes/0.png") == 0
 
 
-def test_a_network_by_name_needs_no_arch(here, tmp_path, capsys):
-    torch.manual_seed(0)
-    torch.save(build("resnet_embedded", 4).state_dict(), tmp_path / "small.pt")
-    options = ["--checkpoint", str(tmp_path / "small.pt"), "--device", "cpu"]
-    out = str(tmp_path / "small.nac")
-    assert main(["fit", "--arch", "resnet_embedded", *options, *DATA, "--out", out]) == 0
-    capsys.readouterr()
-    assert main(["score", "--detector", out, *options, "stripes"]) == 0
-    assert len(table(capsys.readouterr().out)) == 20
-
-
 # ---- export
 
 
@@ -386,16 +374,8 @@ def test_export_writes_a_program_that_agrees(here, tmp_path, capsys):
 # ---- tables that nothing breaks
 
 
-HOSTILE = (
-    "=1+1.png",
-    "+2.png",
-    "-3.png",
-    "@4.png",
-    "a\nb.png",
-    "a\rb.png",
-    "a\u2028b.png",
-    'q",x.png',
-)
+HOSTILE = ("=1+1.png", "+2.png", "-3.png", "@4.png")  # formulas
+HOSTILE += ("a\nb.png", "a\rb.png", "a\u2028b.png", 'q",x.png')
 
 
 @pytest.fixture
@@ -429,22 +409,9 @@ def test_shards_with_such_names_are_merged(hostile, tmp_path, capsys):
     for number in (1, 2):
         assert score("--batch-size", "2", "--shard", f"{number}/2", "--", *names) == 0
         (tmp_path / str(number)).write_text(capsys.readouterr().out, newline="")
-    assert (
-        main(["merge", str(tmp_path / "1"), str(tmp_path / "2"), "--out", str(tmp_path / "m")]) == 0
-    )
+    parts = [str(tmp_path / number) for number in "12"]
+    assert main(["merge", *parts, "--out", str(tmp_path / "m")]) == 0
     assert (tmp_path / "m").read_text() == whole
-
-
-def test_a_terminal_without_unicode_gets_escapes(here, tmp_path):
-    image = tmp_path / "gr\u00e4\u00df.png"
-    shutil.copy("stripes/0.png", image)
-    options = [*NETWORK, "--device", "cpu", str(image)]
-    done = subprocess.run(
-        [sys.executable, "-m", "nac_openood", "score", "--detector", "birds.nac", *options],
-        env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert r"gr\xe4\xdf.png" in done.stdout and len(done.stdout.splitlines()) == 2
 
 
 # ---- images and networks that do not go together
@@ -494,16 +461,13 @@ def test_the_checkpoint_is_asked_for_at_once(here, tmp_path, capsys, monkeypatch
     assert main(["fit", *options, "--out", out]) == 0
     message = capsys.readouterr().out
     assert "transform     the network's own" in message
-    for command in (
-        ["score", "stripes"],
-        ["serve", "--port", "0"],
-        ["export"],
-        ["drift", "stripes"],
-    ):
-        assert main([command[0], "--detector", out, *command[1:]]) == 1
+    for command, *more in (["score", "stripes"], ["serve"], ["export"], ["drift", "stripes"]):
+        assert main([command, "--detector", out, *more]) == 1
         message = capsys.readouterr().err
         assert "with the weights of small.pt: pass them, too, --checkpoint small.pt" in message
+    # and the architecture, by its name in the file, need not be named
     assert main(["score", "--detector", out, "--checkpoint", "small.pt", "stripes"]) == 0
+    assert len(table(capsys.readouterr().out)) == 20
 
 
 def test_validation_data_far_below_the_training_data_is_told(here, tmp_path, capsys):
@@ -514,6 +478,4 @@ def test_validation_data_far_below_the_training_data_is_told(here, tmp_path, cap
     options = [*NETWORK, "--transform", "transform.yml", "--train", "birds/train"]
     assert fit(*options, "--val", str(tmp_path / "val.csv"), "--out", str(tmp_path / "d")) == 0
     message = capsys.readouterr().err
-    assert (
-        "far below the 100.0% of training samples (standard error of the difference: 4." in message
-    )
+    assert "far below the 100.0% of training samples (standard error" in message

@@ -112,8 +112,8 @@ def test_layers_named_by_path_have_the_tokens_that_are_read(name, path, layout):
 def test_one_token_cannot_tell_and_does_not_decide():
     net, batch = build("BERT"), encodings("BERT", 4)
     short = {name: part[:, :1] for name, part in batch.items() if name != "labels"}
-    folder = {"x": find_layer(net, "bert.encoder.layer.1")}
-    assert with_layouts(net, short, folder) is None
+    layer = {"x": find_layer(net, "bert.encoder.layer.1")}
+    assert with_layouts(net, short, layer) is None
     reader = NACDetector(net, ["bert.encoder.layer.1"], rule="nac")
     reader.read_loader([short])
     assert reader.locations["bert.encoder.layer.1"].layout is None

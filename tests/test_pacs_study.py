@@ -52,10 +52,10 @@ def test_training_ranking_and_page(study, data, tmp_path, monkeypatch, capsys):
     run(pacs_study, monkeypatch, "--data", data, "--out", out, "--variants", "erm", "max")
     assert len(capsys.readouterr().out.splitlines()) == 4 + 2
     record = out / "max" / "sketch" / "trial_0" / "run.json"
-    message = json.loads(record.read_text())
-    assert [c["step"] for c in message["checkpoints"]] == [4, 8, 12]
-    assert message["checkpoints"][0]["entropy"] > 0
-    assert message["sources"] == ["art_painting", "cartoon", "photo"]
+    document = json.loads(record.read_text())
+    assert [c["step"] for c in document["checkpoints"]] == [4, 8, 12]
+    assert document["checkpoints"][0]["entropy"] > 0
+    assert document["sources"] == ["art_painting", "cartoon", "photo"]
 
     monkeypatch.setattr(pacs_report, "NOTES", tmp_path)
     run(pacs_report, monkeypatch, "--data", data, "--out", out)

@@ -91,7 +91,7 @@ def test_coverage_and_distance_are_their_formulas_up_to_the_grid():
 def test_the_score_is_the_fusion_of_its_evidence():
     rule = fitted()
     held, x = samples(300, 10**6), samples(40, 5, scale=2.0)
-    message = rule.calibrate(map(rule.parts, [held]))
+    ranked = rule.calibrate(map(rule.parts, [held]))
     every, parts = rule.parts(held), rule.parts(x)
     c = {name: part[1::2] for name, part in every.items()}  # half of them shape the score
     early_parts = [n for n in parts if n != "logits"]
@@ -104,7 +104,7 @@ def test_the_score_is_the_fusion_of_its_evidence():
     wanted = 2 * np.log(p["logits"]) - np.log(1 + 0.2 / early)
     np.testing.assert_allclose(rule.combine(parts).numpy(), wanted, rtol=1e-9)
     # and the others rank new samples
-    assert torch.equal(message, rule.combine({name: part[0::2] for name, part in every.items()}))
+    assert torch.equal(ranked, rule.combine({name: part[0::2] for name, part in every.items()}))
     assert rule.ranking_rows(300).tolist() == list(range(0, 300, 2))
 
 

@@ -1,13 +1,10 @@
-"""NAC+ where people meet it: the detector with automatic layers, and OpenOOD's contract."""
+"""NAC+ where people meet it: the detector with automatic layers."""
 
-import pickle
+import re
 
-import openood_standin
 import pytest
 import torch
 from conftest import noise
-from openood_standin import StandInEvaluator
-from test_contract import loader, loaders  # noqa: F401
 
 from nac_openood import NACDetector, NACError, NotFittedError
 from nac_openood.detector.decisions import false_alarm_rates
@@ -45,9 +42,7 @@ def test_false_alarms_are_reported_with_their_interval(detector):
     images = torch.cat([x for x, _ in noise(400, 2)])
     assert found[2].rate == float((detector.p_value(images) <= 0.1).double().mean())
     text = str(found[2])
-    assert (
-        text.startswith("p <= 0.1: ") and "of 400 samples (data like the calibration data: " in text
-    )
+    assert re.match(r"p <= 0\.1: .* of 400 samples \(data like the calibration data: ", text)
 
 
 def test_intervals_of_false_alarms_are_clopper_and_pearsons():
@@ -81,19 +76,6 @@ def test_automatic_layers_need_a_batch(small_net):
         NACDetector(small_net, "auto", rule="nac").fit_readings({})
     reference = NACDetector(small_net, "auto", rule="nac").fit(noise(60))
     assert next(iter(reference.layers)) == "avgpool" and len(reference.layers) > 1
-
-
-def test_inside_openood(monkeypatch, small_net, loaders):  # noqa: F811
-    cls = openood_standin.install(monkeypatch)
-    args = {"layers": "auto", "n_samples": 40}
-    postprocessor = cls({"postprocessor": {"name": "nac_plus", "postprocessor_args": args}})
-    inside, outside = loaders
-    with pytest.warns(UserWarning, match="compared with 15 calibration samples, and 19 are needed"):
-        StandInEvaluator(small_net, postprocessor, inside, outside)
-    again = pickle.loads(pickle.dumps(postprocessor))
-    expected = postprocessor.inference(small_net, outside["near"]["x"])[1]
-    assert again.inference(small_net, outside["near"]["x"])[1].tolist() == expected.tolist()
-    assert not postprocessor.hyperparam_search_done and postprocessor.layers
 
 
 def test_a_preset_of_a_rule_without_settings_means_automatic_layers(small_net, images, tmp_path):
@@ -138,10 +120,7 @@ def test_what_cannot_be_judged_is_out(calibrated, images):
 def test_the_file_keeps_classes_and_notes(calibrated, small_net, tmp_path):
     calibrated.save(tmp_path / "plain")
     assert NACDetector.load(tmp_path / "plain", small_net).classes_ == ()
-    calibrated.classes_, calibrated.notes_ = (
-        ("cat", "dog", "owl", "eel"),
-        {"transform": "resize: 32"},
-    )
+    calibrated.classes_, calibrated.notes_ = ("a", "b", "c", "d"), {"transform": "resize: 32"}
     calibrated.save(tmp_path / "notes")
     again = NACDetector.load(tmp_path / "notes", small_net)
     assert (again.classes_, again.notes_) == (calibrated.classes_, calibrated.notes_)

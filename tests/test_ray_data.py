@@ -120,10 +120,10 @@ def test_the_page(cluster, folder, tmp_path):
     names = run_page("scale.md", "Ray Data", **arguments, val_loader=batches(folder))
     here = NACDetector(network(), "auto", rule="nac_plus").fit(batches(folder))
     assert same_fit(names["det"], here.calibrate(batches(folder)))
-    message = pq.read_table(tmp_path / "scores").to_pylist()
+    scores = pq.read_table(tmp_path / "scores").to_pylist()
     found = judge_images(Pipeline(here, transform), paths(tmp_path / "new"), batch_size=BATCH)
-    assert sorted(message, key=lambda row: row["path"]) == [judged.fields() for judged in found]
-    assert list(message[0]) == ["path", "class", "confidence", "score", "p_value", "decision"]
+    assert sorted(scores, key=lambda row: row["path"]) == [judged.fields() for judged in found]
+    assert list(scores[0]) == ["path", "class", "confidence", "score", "p_value", "decision"]
 
 
 # -- the actors, without a cluster ---------------------------------------------------------

@@ -465,10 +465,10 @@ def test_every_method_of_ours_is_highlighted(tmp_path, monkeypatch):
     html = page(found)
     table = html.split('<section id="ranking"')[1].split("</section>")[0]
     assert table.count('<tr class="ours">') == 2
-    message = comparison.verdict(Ranked(found))
-    assert re.search(r"KNN is .* of 3 on .*NAC is .* of 3 on ", message)
+    verdict = comparison.verdict(Ranked(found))
+    assert re.search(r"KNN is .* of 3 on .*NAC is .* of 3 on ", verdict)
     head = check_page(html).text.split("Ranking")[0]
-    assert message in head and len(re.findall(r"Near-OOD rank", head)) == 2
+    assert verdict in head and len(re.findall(r"Near-OOD rank", head)) == 2
     assert re.search(r"^1  > KNN .*^2  > NAC ", summary_table(found), re.M | re.S)
     assert "**KNN**" in markdown(found) and "**NAC**" in markdown(found)
 

@@ -105,9 +105,8 @@ def test_grid_takes_the_authors_lists(project, tmp_path):
     assert again(project, tmp_path, "--strategy", "grid", "--guard", "none") == 0
     report = json.loads((tmp_path / "search.json").read_text())
     assert report["evaluated"] == 256 and report["settings"]["space"] == "preset"
-    assert (
-        again(project, tmp_path, "--strategy", "grid", "--guard", "0.5", "--layers", "avgpool") == 0
-    )
+    options = ["--strategy", "grid", "--guard", "0.5", "--layers", "avgpool"]
+    assert again(project, tmp_path, *options) == 0
     assert list(read_config(tmp_path / "nac.yml").layers) == ["avgpool"]
 
 

@@ -213,23 +213,18 @@ def test_images_that_the_network_cannot_take_are_named(judge, caplog):
     message = response.json()["error"]
     assert response.status_code == 400 and not caplog.records
     assert message.count("fitted on shape 3 x 12 x 12") == 2 and "a.png" not in message
-    assert (
-        "b.png cannot be judged: the network cannot take an input of shape 1 x 12 x 12" in message
-    )
-    assert "c.png cannot be judged: the network cannot take an input of shape 7 x 9 x 9" in message
+    refused = "cannot be judged: the network cannot take an input of shape"
+    assert f"b.png {refused} 1 x 12 x 12" in message and f"c.png {refused} 7 x 9 x 9" in message
 
 
 def test_a_form_that_is_cut_off_is_refused(client):
-    part = b'--b\r\nContent-Disposition: form-data; name="x"; filename="a"\r\n\r\n' + encoded(
-        picture(1)
-    )
+    part = b'--b\r\nContent-Disposition: form-data; name="x"; filename="a"\r\n\r\n'
+    part += encoded(picture(1))
     whole = part + b"\r\n" + part + b"\r\n--b--\r\n"
     assert len(client.post("/score", content=whole, headers=FORM).json()["results"]) == 2
     cut = client.post("/score", content=whole[:-30], headers=FORM)
-    assert (
-        cut.status_code == 400
-        and "It is cut off: the last boundary is missing" in cut.json()["error"]
-    )
+    assert cut.status_code == 400
+    assert "It is cut off: the last boundary is missing" in cut.json()["error"]
 
 
 def test_an_origin_that_is_no_address_is_refused(client):
@@ -240,15 +235,11 @@ def test_an_origin_that_is_no_address_is_refused(client):
 def test_head_answers_like_get(client):
     for path in ("/", "/health", "/ready", "/metrics", "/docs", "/openapi.json"):
         head, get = client.head(path), client.get(path)
-        assert (
-            head.status_code == 200 and head.headers["content-type"] == get.headers["content-type"]
-        )
+        assert head.status_code == 200
+        assert head.headers["content-type"] == get.headers["content-type"]
     assert client.head("/score").status_code == 405
-    assert not [
-        path
-        for path, methods in client.get("/openapi.json").json()["paths"].items()
-        if "head" in methods
-    ]
+    paths = client.get("/openapi.json").json()["paths"]
+    assert not [path for path, methods in paths.items() if "head" in methods]
 
 
 class Slow(Judge):

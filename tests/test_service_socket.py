@@ -52,10 +52,9 @@ def test_too_many_connections_are_refused_and_counted_but_probes_are_answered(ju
                 connection.request("POST" if path == "/score" else "GET", path)
                 response = connection.getresponse()
                 assert response.status == status
-                if status == 503:
-                    assert (
-                        response.getheader("retry-after") == "1" and b"too many" in response.read()
-                    )
+                content = response.read()
+                assert status == 200 or b"too many" in content
+                assert status == 200 or response.getheader("retry-after") == "1"
         wait_for(address, 'nac_requests_total{path="/score",status="503"} 1.0')
         for each in idle:
             each.close()

@@ -47,11 +47,11 @@ def test_options_and_statuses_exist():
 
 
 def test_metrics_exist(judge):
-    message = set(re.findall(r"\bnac_[a-z_0-9]+", PAGE)) - {"nac_openood", "nac_plus"}
+    documented = set(re.findall(r"\bnac_[a-z_0-9]+", PAGE)) - {"nac_openood", "nac_plus"}
     text = generate_latest(ServiceMetrics(judge, lambda: 0).registry).decode()
     found = set(re.findall(r"^# TYPE (nac_[a-z_0-9]+) ", text, re.MULTILINE))
     known = {name for name in found if not name.endswith("_created")}
-    assert message == known, "documented and found"
+    assert documented == known, "documented and found"
     assert f"last {WINDOW:,} images" in PAGE
 
 
