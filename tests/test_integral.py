@@ -203,7 +203,7 @@ def rounded_once(net, x, layers):
 
 @pytest.mark.bench
 @pytest.mark.skipif(
-    BENCH_EVERY > 4, reason="takes all training images: run in CI and by make test-all"
+    BENCH_EVERY > 8, reason="takes all training images: run in CI and by make test-all"
 )
 def test_the_authors_figures(bench, bench_readings):
     """15 settings, three layers, in one pass over all training images."""

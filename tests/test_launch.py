@@ -183,8 +183,7 @@ def test_eval_ood_twice(tree, name):
 @pytest.mark.openood
 def test_a_wrong_argument_ends_as_the_script_says(tree):
     wrong = ("run", "scripts/eval_ood.py", "--root", "results/none")
-    command = [sys.executable, "-m", "nac_openood", *wrong, "--id-data", "y"]  # as users start it
-    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    done = run((*wrong, "--id-data", "y"), cwd=tree)
     assert done.returncode == 2
     assert "usage: eval_ood.py" in done.stderr
     failed = run(wrong, cwd=tree)

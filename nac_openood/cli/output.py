@@ -72,8 +72,8 @@ def say(text: str) -> None:
 def print_error(text: str) -> None:
     """Print an error or a warning to stderr; of several processes, only the first one prints."""
     if is_main():
-        told = in_options(_printable(text), _parser)
-        print(f"nac-openood: {told}", file=sys.stderr, flush=True)
+        message = in_options(_printable(text), _parser)
+        print(f"nac-openood: {message}", file=sys.stderr, flush=True)
 
 
 def results_stream() -> TextIO:

@@ -27,7 +27,7 @@ from nac_openood.detector.decisions import FalseAlarms
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.outcomes import ScoredBatch
 from nac_openood.detector.readings import Readings
-from nac_openood.detector.store import FitSummary, Fitted
+from nac_openood.detector.store import FitSummary, StoredDetector
 from nac_openood.distributed import ShardResult, as_shard, ordered_shards
 from nac_openood.errors import FileError, NACError
 from nac_openood.records import from_values
@@ -166,7 +166,7 @@ def write_shard(
     files.write_document(target / NOTES_FILE, _FORMAT, document)
 
 
-def merge_shards(folders: Sequence[files.PathLike]) -> tuple[Fitted, FitReport]:
+def merge_shards(folders: Sequence[files.PathLike]) -> tuple[StoredDetector, FitReport]:
     """Merge all shards of a fit, in any order, and calibrate the result.
 
     Returns:
@@ -205,7 +205,7 @@ def _read_shard(folder: Path) -> ShardResult:
     for name in (_COUNTS, _VAL, _TEST):  # the counts of another shard would be added twice
         if tensor_files.checksum_in(folder / name) != checksums.get(name):
             raise FileError(f"{folder / name} is not the file of this shard. Run this shard again.")
-    fitted = Fitted.load(folder / _COUNTS)
+    fitted = StoredDetector.load(folder / _COUNTS)
     same = replace(fitted, rule=None, summary=FitSummary(0))  # type: ignore[arg-type]
     run = replace(notes, number=1), same, fitted.rule.name, fitted.rule.layers
     return ShardResult(folder, notes.number, notes.of, run, fitted)

@@ -23,7 +23,7 @@ from nac_openood.detector.display import Images
 from nac_openood.detector.drift import Drift, DriftMonitor, dataset_drift
 from nac_openood.detector.outcomes import Explanation, ScoredBatch, Scores, Verdicts
 from nac_openood.detector.readings import Reader, Readings, fit_rule, on_cpu
-from nac_openood.detector.store import SHAPE, FitSummary, Fitted
+from nac_openood.detector.store import SHAPE, FitSummary, StoredDetector
 from nac_openood.distributed import all_gather, all_sum, world
 from nac_openood.errors import FileError, NACError, NotFittedError
 from nac_openood.files import PathLike
@@ -636,7 +636,7 @@ class NACDetector:
 
     def save(self, path: PathLike) -> None:
         """Write the fitted rule, its threshold and the network's fingerprint, atomically."""
-        Fitted(
+        StoredDetector(
             self._fitted(),
             self._watched(certain=True).fingerprint,
             self.fit_summary_ or FitSummary(0),
@@ -666,7 +666,7 @@ class NACDetector:
                 any.
             fast: as in the constructor.
         """
-        fitted = Fitted.load(path, net)
+        fitted = StoredDetector.load(path, net)
         rule, dtypes = fitted.rule, {name: dtype for dtype, name in PRECISIONS.items()}
         autocast = None if fitted.autocast is None else dtypes[fitted.autocast]
         detector = cls.from_rule(

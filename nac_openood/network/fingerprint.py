@@ -91,7 +91,7 @@ class Watch:
 
     def __init__(self, net: nn.Module) -> None:
         self._net, self.fingerprint = unwrap(net), fingerprint(net)
-        self._look(identities(self._net.modules()))
+        self._remember(identities(self._net.modules()))
 
     def __getstate__(self) -> dict[str, Any]:  # a copy compares all weights once
         return {"_net": self._net, "fingerprint": self.fingerprint, "_structure": []}
@@ -114,10 +114,10 @@ class Watch:
             )
             if found:
                 return found
-            self._look(structure)
+            self._remember(structure)
         return ""
 
-    def _look(self, structure: list[int]) -> None:
+    def _remember(self, structure: list[int]) -> None:
         self._structure, self._tensors = structure, _plain_tensors(self._net)
         self._versioned = [tensor for tensor in self._tensors if not tensor.is_inference()]
         on_cpu = [t.detach() for t in self._tensors if t.numel() and t.device.type == "cpu"]

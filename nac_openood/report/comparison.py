@@ -213,9 +213,9 @@ def _bars(ranked: Ranked) -> Section:
         found.sort(key=lambda pair: pair[1].mean, reverse=shown.better == "higher")
         rows = [(m.title, [value.mean]) for m, value in found]
         ours, spreads = [m.title for m, _ in found if m.ours], [value.std for _, value in found]
-        title, look = f"{GROUP_NAMES[group]} {shown}", {"spreads": spreads, "width": 350.0}
+        title, style = f"{GROUP_NAMES[group]} {shown}", {"spreads": spreads, "width": 350.0}
         if found:
-            charts.append(metric_bars(shown.title, title, [shown.title], rows, ours, **look))
+            charts.append(metric_bars(shown.title, title, [shown.title], rows, ours, **style))
     whiskers = "Whiskers show one sample standard deviation over checkpoints. "
     text = f"{whiskers if len(ranked.results.runs) > 1 else ''}Our methods are blue and bold."
     blocks = [Figures(charts, text)] if charts else []

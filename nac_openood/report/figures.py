@@ -172,9 +172,9 @@ def _lines(figure: Lines) -> Picture:
         guide = {"color": FAINT, "lw": 0.9, "ls": ":", "marker": ""}
         for series in figure.series:
             points: list[Any] = [p for p in series.points if p[1] is not None]
-            look = {"color": INK} if series.printed else {}
-            look |= {"marker": ""} if len(points) > _MANY else {}
-            (line,) = axis.plot(*zip(*(p[:2] for p in points)), label=series.name, **look)
+            style = {"color": INK} if series.printed else {}
+            style |= {"marker": ""} if len(points) > _MANY else {}
+            (line,) = axis.plot(*zip(*(p[:2] for p in points)), label=series.name, **style)
             spread = [(x, y - s[0], y + s[0]) for x, y, *s in points if s and s[0] is not None]
             if spread:
                 axis.fill_between(*zip(*spread), color=line.get_color(), alpha=0.15, lw=0)
@@ -210,10 +210,13 @@ def _bars(figure: BarGroups) -> Picture:
         values = np.array([row for _, row in figure.rows], float)  # None becomes NaN
         for number, (series, own) in enumerate(zip(figure.names, values.T)):
             colors = [OUR_COLOR if highlighted else CALM for highlighted in ours]
-            look = {"color": colors if many == 1 else _COLORS[number % len(_COLORS)], "ecolor": INK}
+            style = {
+                "color": colors if many == 1 else _COLORS[number % len(_COLORS)],
+                "ecolor": INK,
+            }
             at = np.arange(len(names)) + thick * (number + 0.5 - many / 2)
             widths = np.nan_to_num(own - origin)
-            bars = axis.barh(at, widths, 0.94 * thick, origin, label=series, xerr=spreads, **look)
+            bars = axis.barh(at, widths, 0.94 * thick, origin, label=series, xerr=spreads, **style)
             axis.bar_label(bars, ["" if v != v else f"{v:.3g}" for v in own], padding=4)
         low, high = np.nanmin([origin, *values.flat]), np.nanmax([figure.end, *values.flat])
         axis.set(xlim=(low, high if high > low else low + 1), ylim=(len(names) - 0.4, -0.6))
@@ -240,8 +243,8 @@ def _densities(figure: Densities) -> Picture:
         grid = canvas.subplots(rows, columns, squeeze=False)
         heads = [f"{column}\n".lstrip() for column in figure.columns]
         for axes, (title, panels) in zip(grid, figure.rows):
-            look = {"weight": "bold", "color": OUR_COLOR} if title in figure.ours else {}
-            axes[0].set_ylabel(title, rotation=0, ha="right", va="center", **look)
+            style = {"weight": "bold", "color": OUR_COLOR} if title in figure.ours else {}
+            axes[0].set_ylabel(title, rotation=0, ha="right", va="center", **style)
             for axis, panel, head in zip(axes, panels, heads):
                 inside = {"edgecolor": ID_COLOR, "linewidth": 1.2, "facecolor": f"{ID_COLOR}59"}
                 axis.stairs(panel.inside, panel.edges, fill=True, label=figure.inside, **inside)
@@ -273,8 +276,8 @@ def _matrix(figure: Matrix) -> Picture:
         for row, (_, values) in enumerate(figure.rows):
             for column, value in enumerate(values):
                 # from -1 to 1, and 0 in the middle of the limits
-                place = 0 if value is None else (2 * value - low - high) / (high - low)
-                color, strength = OUR_COLOR if place >= 0 else OOD_COLOR, min(1, abs(place))
+                offset = 0 if value is None else (2 * value - low - high) / (high - low)
+                color, strength = OUR_COLOR if offset >= 0 else OOD_COLOR, min(1, abs(offset))
                 axis.barh(row, 0.96, 0.96, column - 0.48, color=color, alpha=0.9 * strength)
                 ink = PAPER if strength > 0.55 else INK  # light on dark squares
                 text = "-" if value is None else f"{value:.2f}"

@@ -77,8 +77,8 @@ class Rates:
 
     def wait(self, client: str) -> float:
         """Seconds until the client may send the next image, 0 if it may now."""
-        ahead = self._due.get(client, 0.0) - self._clock()
-        return max(0.0, ahead - (self.burst - 1) / self.rate)
+        debt = self._due.get(client, 0.0) - self._clock()
+        return max(0.0, debt - (self.burst - 1) / self.rate)
 
     def charge(self, client: str, images: int) -> None:
         """Count images of a client, which may be more than it should have sent."""

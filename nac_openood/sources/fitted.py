@@ -23,7 +23,7 @@ from nac_openood.detector.decisions import select
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.drift import Drift, DriftMonitor, dataset_drift
 from nac_openood.detector.outcomes import ALPHA
-from nac_openood.detector.store import SHAPE, Fitted
+from nac_openood.detector.store import SHAPE, StoredDetector
 from nac_openood.distributed import all_gather, map_shared, world
 from nac_openood.errors import NACError, first_line
 from nac_openood.files import PathLike, digest_of
@@ -72,7 +72,7 @@ def load_fitted(
         NACError: the network or the transform is not the one that the detector was fitted with, or
             the file does not say which it was.
     """
-    notes = Fitted.load(path).notes
+    notes = StoredDetector.load(path).notes
     if arch is None:
         arch = notes.get("arch")
         if arch is None:
