@@ -106,7 +106,10 @@ def test_damaged_sets(tmp_path: Path) -> None:
     whole = manifest.read_text()
     for text, message in (
         (whole.replace('"id_val",', ""), "does not match its checksum"),
-        ('{"format": 1, "roles": ["fit", "ood_val"], "about": {}}', "has readings of"),
+        (
+            '{"format": 1, "roles": ["fit", "ood_val"], "about": {}, "checksums": {}}',
+            "has readings of",
+        ),
     ):
         manifest.write_text(text)
         with pytest.raises(FileError, match=message):
