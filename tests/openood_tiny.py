@@ -16,6 +16,7 @@ import yaml
 from PIL import Image
 
 from nac_openood.plugin.source import find_openood
+from nac_openood.sources.sets import BENCHMARKS
 
 #: Marks of tests that run OpenOOD, which warns of itself and its dependencies.
 REAL_OPENOOD = [
@@ -132,7 +133,10 @@ def write_checkpoint(root, net):
 
 def fit_head(net, data_root):
     """Give a ResNet of OpenOOD batch statistics and a head that knows the training images."""
-    images, labels = read_list(data_root, "train_cifar10")
+    cifar10 = BENCHMARKS["cifar10"]
+    training = cifar10.images(data_root, "train_cifar10", cifar10.transform())
+    images = torch.stack([item["data"] for item in training])
+    labels = torch.from_numpy(training.labels)
     norms = [module for module in net.modules() if isinstance(module, torch.nn.BatchNorm2d)]
     for module in norms:
         module.momentum = 1.0
@@ -148,19 +152,6 @@ def fit_head(net, data_root):
     for module in norms:
         module.momentum = 0.1
     return net
-
-
-def read_list(data_root, name):
-    """The images of a list as OpenOOD's CIFAR-10 test transform makes them, and the labels."""
-    mean = torch.tensor([0.4914, 0.4822, 0.4465]).view(3, 1, 1)
-    std = torch.tensor([0.2470, 0.2435, 0.2616]).view(3, 1, 1)
-    text = (data_root / "benchmark_imglist" / "cifar10" / f"{name}.txt").read_text()
-    paths, labels = zip(*(line.split() for line in text.splitlines()))
-    images = []
-    for path in paths:
-        pixels = np.array(Image.open(data_root / "images_classic" / path).convert("RGB"))
-        images.append((torch.from_numpy(pixels).permute(2, 0, 1).float() / 255 - mean) / std)
-    return torch.stack(images), torch.tensor([int(label) for label in labels])
 
 
 def _color(label):

@@ -14,6 +14,7 @@ from openood_tiny import (
     BASELINES,
     ON_NETWORKS,
     REAL_OPENOOD,
+    evaluator,
     make_net,
     need_openood,
     write_benchmark,
@@ -26,7 +27,6 @@ from torchvision.models import VisionTransformer
 from nac_openood.benchmark.methods import OWN, PYTORCH_OOD
 from nac_openood.benchmark.methods.backends import scorers
 from nac_openood.benchmark.methods.openood import NetworkView, OpenOODScorer
-from nac_openood.benchmark.methods.pytorch_ood import PytorchOODScorer
 from nac_openood.benchmark.methods.scorer import MethodInputs
 from nac_openood.benchmark.methods.table import LATER_METHODS, METHODS, OPENOOD
 from nac_openood.benchmark.run.compare import run_study
@@ -91,15 +91,10 @@ def ours(data, configs, net, tmp_path_factory):
     return found
 
 
-def evaluator(net, data, configs, method):
-    from openood.evaluation_api import Evaluator
-
+def seeded_evaluator(net, data, configs, method):
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(0)
-    return Evaluator(
-        net, "cifar10", data_root=str(data), config_root=str(configs),
-        postprocessor_name=method, batch_size=BATCH, num_workers=0,
-    )  # fmt: skip
+    return evaluator(net, data, configs, postprocessor_name=method, batch_size=BATCH)
 
 
 def table(results, method):
@@ -115,7 +110,7 @@ def row_of(results, method):
 @pytest.mark.parametrize("method", (*BASELINES, *ON_NETWORKS))
 def test_the_evaluators_numbers(method, ours, net, data, configs):
     with openood_ready():
-        reference = evaluator(net, data, configs, method)
+        reference = seeded_evaluator(net, data, configs, method)
         frames = [reference.eval_ood(fsood=full, progress=False) for full in (False, True)]
         chosen = getattr(reference.postprocessor, "get_hyperparam", lambda: None)()
         searched = reference.postprocessor.APS_mode
@@ -132,19 +127,6 @@ def test_the_evaluators_numbers(method, ours, net, data, configs):
     used = list(row_of(ours[0], method).hyperparameters.values())
     if searched:
         assert used == (chosen if len(used) > 1 else [chosen])
-
-
-@pytest.mark.parametrize("method", ["msp", "ebo", "mls", "knn"])
-def test_pytorch_oods_own_agree(method, ours, data, net, tmp_path):
-    used = row_of(ours[0], method).hyperparameters.values()
-    row = METHODS[method]
-    chosen = {**row.defaults, **dict(zip(row.defaults, used))}
-    sweep = {name: (chosen[name],) for name in row.sweep}
-    row = row._replace(defaults=chosen, sweep=sweep)
-    asked = asked_of(data, tmp_path, None, [method], net)
-    asked = dataclasses.replace(asked, make=lambda *_: PytorchOODScorer(row))
-    for name, line in table(run_study(asked), method).items():
-        assert line == pytest.approx(table(ours[0], method)[name], abs=1e-3), name
 
 
 @pytest.mark.parametrize("method", ON_NETWORKS)
@@ -183,7 +165,7 @@ def test_the_settings_are_used_where_nothing_is_searched(data, net, tmp_path):
         sweep = {"percentile_list": [85]}
         folder = write_config(tmp_path / "configs", "react", search, {"percentile": 90}, sweep)
         with openood_ready():
-            reference = evaluator(net, data, folder, "react").postprocessor.percentile
+            reference = seeded_evaluator(net, data, folder, "react").postprocessor.percentile
         asked = asked_of(data, tmp_path / str(search), folder, ("react",), net)
         assert row_of(run_study(asked), "react").hyperparameters == {"percentile_list": reference}
     asked = dataclasses.replace(asked, search=False, out=tmp_path / "no_search")

@@ -12,7 +12,8 @@ from own_project import DATA, NETWORK
 from processes import run
 from safetensors.torch import load_file
 
-SIZES = (2, 5)
+#: Numbers of processes; with five, the last ones have nothing to do.
+SIZES = {"nac": 5, "nac_plus": 2}
 WHOLE = (*DATA, "--test", "birds/test")
 
 
@@ -23,7 +24,7 @@ def here(own_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["nac", "nac_plus"])
+@pytest.fixture(scope="module", params=SIZES)
 def fitted(here: Path, request: pytest.FixtureRequest) -> tuple[str, str]:
     """The rule, and what `fit` prints; the file is RULE.nac."""
     done = run(("fit", *fit_options(request.param), "--out", f"{request.param}.nac"), here)
@@ -38,15 +39,13 @@ def fit_options(rule: str) -> tuple[object, ...]:
 # ---- the same bits
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_fit_and_score(here: Path, fitted: tuple[str, str], size: int) -> None:
+def test_fit_and_score(here: Path, fitted: tuple[str, str]) -> None:
     rule, output = fitted
+    size = SIZES[rule]
     first, *others = run_job(size, ("fit", *fit_options(rule), "--out", f"{rule}_{size}.nac"), here)
     assert first.returncode == 0, first.stderr
     assert first.stdout == output.replace(f"{rule}.nac", f"{rule}_{size}.nac")
-    assert [(done.returncode, done.stdout, done.stderr) for done in others] == [(0, "", "")] * (
-        size - 1
-    )
+    assert {(done.returncode, done.stdout, done.stderr) for done in others} == {(0, "", "")}
     assert (here / f"{rule}_{size}.nac").read_bytes() == (here / f"{rule}.nac").read_bytes()
 
     # 80 images in batches of 25 and one that cannot be read: the last processes have nothing to do

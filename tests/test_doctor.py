@@ -124,13 +124,7 @@ def test_a_table_with_each_fix_once_below_it():
             Check("b", WARNING, "old", "pip install both"),
         ]
     )
-    assert table.splitlines() == [
-        "ok       a          1.0",
-        "missing  long name  gone",
-        "warning  b          old",
-        "",
-        "How to fix it:",
-        "  long name, b:",
-        "      pip install both",
-    ]
+    rows = "ok       a          1.0", "missing  long name  gone", "warning  b          old"
+    fixes = "", "How to fix it:", "  long name, b:", "      pip install both"
+    assert table.splitlines() == [*rows, *fixes]
     assert doctor.checks_text([Check("a", OK, "1.0")]) == "ok       a  1.0"

@@ -30,7 +30,7 @@ def outcome(tree, name):
     return table, scores
 
 
-@pytest.mark.parametrize("name", ["nac", "nac_plus", "odin"])
+@pytest.mark.parametrize("name", ["nac", "odin"])
 def test_several_processes_give_the_table_of_one(tree, name):
     args = (*EVAL, "--postprocessor", name, "--save-csv", "--save-score", "--batch-size", 3)
     alone = run(args, cwd=tree)

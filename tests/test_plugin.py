@@ -139,16 +139,6 @@ def test_registration_is_idempotent_and_undone(registered, monkeypatch):
     assert api.postprocessors["nac"] is own
 
 
-@pytest.mark.parametrize("name", ["nac", "msp"])
-def test_pipelines_and_other_methods_find_theirs(registered, name):
-    from openood.postprocessors import get_postprocessor
-    from openood.utils import Config
-
-    document = {"postprocessor": {"name": name, "APS_mode": True}, "dataset": {"name": "cifar10"}}
-    found = get_postprocessor(Config(**document))
-    assert isinstance(found, nac_openood.NACPostprocessor) == (name == "nac")
-
-
 SLIPS = {
     "postprocessor: {name: nac, postprocessor_args: {n_samples: 50}}": "the config has no layers",
     "postprocessor: {name: nac_plus}": "expected 'name: nac' under 'postprocessor:'",

@@ -1,7 +1,5 @@
 """What would give wrong scores in silence: outputs, randomness, transforms, inputs, threads."""
 
-import contextlib
-import json
 import threading
 import warnings
 from collections import namedtuple
@@ -324,15 +322,3 @@ def test_partial_fit_from_many_threads_counts_every_sample():
 
 
 # -- programs ------------------------------------------------------------------------------------
-
-
-def test_an_exported_program_says_what_its_inputs_were_like(tmp_path):
-    x = images()
-    det = NACDetector(Net().eval(), ["pool"], rule="nac_plus")
-    with contextlib.suppress(NACError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        det.fit([(x, LABELS)]).calibrate([images(seed=5)])
-        det.export(tmp_path / "x.pt2", x[:4])
-    extra = {"nac_openood": ""}
-    torch.export.load(tmp_path / "x.pt2", extra_files=extra)
-    assert json.loads(extra["nac_openood"])["inputs"]["shape"] == [[3, 3], [8, 8], [8, 8]]
