@@ -38,7 +38,11 @@ def chosen(found):
 ONE_OF_EACH = {row: name for name, (_, row, _, _) in reversed(NETWORKS.items())}.values()
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH)
+#: Networks of the table in which more or other stages are found than their row has.
+OTHER_STAGES: set[str] = set()
+
+
+@pytest.mark.parametrize("name", sorted({*ONE_OF_EACH} - OTHER_STAGES))
 def test_auto_agrees_with_the_table(name):
     make, _, side, _ = NETWORKS[name]
     net = make()

@@ -146,13 +146,14 @@ sys.fault.__enter__()
 """
 
 
-def test_killed_in_the_middle_it_ends_with_the_same_tables(project, tmp_path):
+def test_killed_twice_it_ends_with_the_same_tables(project, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     done = run(options(project, whole, *METHODS))
     assert done.returncode == 0, done.stderr
-    code = KILL.format(folder=str(killed), step=120)
-    done = run(options(project, killed, *METHODS), before=code)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    for step in (120, 250):
+        code = KILL.format(folder=str(killed), step=step)
+        done = run(options(project, killed, *METHODS), before=code)
+        assert done.returncode == -signal.SIGKILL, done.stderr
     done = run(options(project, killed, *METHODS))
     assert done.returncode == 0, done.stderr
     assert "done before" in done.stdout
