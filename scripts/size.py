@@ -50,11 +50,11 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 #: code of the FAQ 15, the pull request for OpenOOD 120, what a detector imports 25, later methods
 #: and the leaderboard 240, stored arrays 85, what is printed and shown 180.
 LIMITS: dict[str, int] = {
-    "code lines": 18_235,
+    "code lines": 18_230,
     "files": 143,
     "record types": 115,
     "modules below 120 lines with one importer": 15,
-    "code lines of tests": 17_725,
+    "code lines of tests": 17_500,
 }
 #: How many files each call may pass through.
 FILE_LIMITS: dict[str, int] = {
