@@ -8,8 +8,10 @@
 - Selections: the false discovery rate with 1, 10 and 50 % OOD samples.
 - Monitors: false alarms on long ID streams, and delays on mixtures with 5, 20 and 50 % OOD inputs,
   beside a mean of scores with a fixed limit.
-- Real data: a ResNet trained on the embedded digits; and, with --readings (the folder of
-  scripts/nac_plus_figures.py), the miniature CIFAR-10 benchmark. ID samples are split at random.
+- Real data: a ResNet trained on the embedded digits; and, with --readings, the miniature CIFAR-10
+  benchmark (the folder of scripts/nac_plus_figures.py; for NAC, nac_*.safetensors beside them).
+  ID samples are split at random.
+- Power: what it costs that half of NAC+'s calibration samples only rank, on the same data.
 
 `--save` writes benchmarks/validity.json, from which scripts/update_readme.py makes the tables of
 docs/guarantees.md. Exits with 1 if a promise is broken by more than chance.
@@ -22,7 +24,7 @@ import math
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +32,7 @@ from torch import Tensor
 
 from nac_openood.core.fusion import LOGITS
 from nac_openood.core.layer_config import LayoutConfig
+from nac_openood.core.metrics import auroc
 from nac_openood.core.plus import NACPlus
 from nac_openood.core.pvalues import PValues
 from nac_openood.detector.decisions import calibrate_rule, select
@@ -195,44 +198,123 @@ def naive_delay(scores: np.ndarray, window: int = 100) -> int | None:
 # -- real networks and data ----------------------------------------------------------------
 
 
-def embedded() -> Iterator[tuple[str, Any, Any, Any]]:
-    """A rule, the network's readings of fitting samples, and those of ID samples."""
+class Data(NamedTuple):
+    """A detector, and its network's readings: of fitting, of ID and of OOD samples by group."""
+
+    name: str
+    detector: Any
+    fit: Any
+    inside: Any
+    outside: dict[str, list[Any]]
+
+
+def embedded() -> Iterator[Data]:
     from torch.utils.data import ConcatDataset, DataLoader
 
     from nac_openood import NACDetector
-    from nac_openood.demo.embedded import digit_splits
+    from nac_openood.demo.embedded import embedded_sets
     from nac_openood.demo.trained import trained
 
-    sets, net = digit_splits(), trained("resnet_embedded")
+    sets, net = embedded_sets(), trained("resnet_embedded")
     for rule in ("nac", "nac_plus"):
         detector = NACDetector(net, "auto", rule=rule)
-        fit = detector.read_loader(DataLoader(sets["train"], 100), in_distribution=True)
-        others = ConcatDataset([sets["val"], sets["test"]])
-        yield f"{rule}, digits", detector, fit, detector.read_loader(DataLoader(others, 100))
+        fit = detector.read_loader(DataLoader(sets.train, 100), in_distribution=True)
+        others = ConcatDataset([sets.id_val, sets.test])
+        outside = {
+            group: [detector.read_loader(DataLoader(data, 100)) for data in found.values()]
+            for group, found in {"near": sets.near, "far": sets.far}.items()
+            if rule == "nac_plus"
+        }
+        inside = detector.read_loader(DataLoader(others, 100))
+        yield Data(f"{rule}, digits", detector, fit, inside, outside)
 
 
-def miniature(folder: Path) -> Iterator[tuple[str, Any, Any, Any]]:
+def miniature(folder: Path) -> Iterator[Data]:
     from nac_openood import NACDetector, Readings
     from nac_openood.sources.networks import build
 
-    layers = ["layer1", "layer2", "layer3"]
-    read = {n: Readings.load(folder / f"{n}.safetensors") for n in
-            ("train_cifar10", "val_cifar10", "test_cifar10")}  # fmt: skip
-    inside = Readings.concatenate([read["val_cifar10"], read["test_cifar10"]])
-    detector = NACDetector(build("resnet18_32x32", 10), layers, rule="nac_plus")
-    yield "nac_plus, mini CIFAR-10", detector, read["train_cifar10"], inside
+    net = build("resnet18_32x32", 10)
+    groups = {"near": ("cifar100", "tin"), "far": ("mnist", "texture", "places365")}
+    for rule, prefix, layers in (
+        ("nac", "nac_", "cifar10"),
+        ("nac_plus", "", ["layer1", "layer2", "layer3"]),
+    ):
+        lists = ["train_cifar10", "val_cifar10", "test_cifar10"]
+        if prefix and not (folder / f"{prefix}{lists[0]}.safetensors").is_file():
+            continue
+        fit, *inside = (Readings.load(folder / f"{prefix}{name}.safetensors") for name in lists)
+        outside = {
+            group: [Readings.load(folder / f"test_{name}.safetensors") for name in names]
+            for group, names in groups.items()
+            if rule == "nac_plus"
+        }
+        detector = NACDetector(net, layers, rule=rule)
+        yield Data(f"{rule}, mini CIFAR-10", detector, fit, Readings.concatenate(inside), outside)
 
 
-def real(found: Iterator[tuple[str, Any, Any, Any]], times: int) -> dict[str, Any]:
+def fitted(data: Data) -> Any:
+    from nac_openood.detector.readings import fit_rule
+
+    rule = fit_rule(data.detector._new_rule(), data.fit.batches())
+    rule.calibrate(map(rule.parts, data.inside.batches()))  # counts held-out training samples
+    return rule
+
+
+def parts_of(rule: Any, readings: Any) -> dict[str, Tensor]:
+    batches = [rule.parts(batch) for batch in readings.batches()]
+    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def power(found: Iterable[Data], times: int) -> dict[str, Any]:
+    """NAC+ with a score that half of the calibration samples shape, and that all of them do.
+
+    AUROC and detection rate at 5 % false alarms (5 % of the other ID samples), in percent, means
+    over the OOD sets of a group and over random calibration samples.
+    """
+    results: dict[str, Any] = {}
+    for data in found:
+        if not data.outside:
+            continue
+        rule = fitted(data)
+        inside = parts_of(rule, data.inside)
+        outside = {g: [parts_of(rule, each) for each in sets] for g, sets in data.outside.items()}
+        n_all = data.inside.n_samples
+        for n in [n for n in (100, 200, 1000) if n <= n_all // 2]:
+            draw, runs = np.random.default_rng(n), []
+            for _ in range(times):
+                order = torch.from_numpy(draw.permutation(n_all))
+                half, whole = order[1:n:2], order[:n]
+                runs.append([
+                    number
+                    for rows in (half, whole)
+                    for number in power_of(rule, inside, outside, rows, order[n:])
+                ])  # fmt: skip
+            title = data.name.partition(", ")[2]
+            mean = np.mean(runs, axis=0).tolist()
+            results[f"{title}, n = {n}"] = {"half": mean[:4], "all": mean[4:], "sets": times}
+            print(f"power: {title}, n = {n}", file=sys.stderr)
+    return results
+
+
+def power_of(rule: Any, inside: Any, outside: Any, rows: Tensor, test: Tensor) -> list[float]:
+    """AUROC and detection rate of near OOD, then of far OOD."""
+    fusion = rule._new_fusion({name: part[rows] for name, part in inside.items()})
+    known, numbers = fusion.score({name: part[test] for name, part in inside.items()}), []
+    limit = known.quantile(0.05)
+    for sets in outside.values():
+        scores = [fusion.score(parts) for parts in sets]
+        aurocs = [float(auroc(known, score)) for score in scores]
+        detected = [float((score < limit).double().mean()) for score in scores]
+        numbers += [100 * float(np.mean(aurocs)), 100 * float(np.mean(detected))]
+    return numbers
+
+
+def real(found: Iterable[Data], times: int) -> dict[str, Any]:
     """False alarms of random splits of ID samples that the network was not trained on."""
     results = {}
-    for name, detector, fit, inside in found:
-        from nac_openood.detector.readings import fit_rule
-
-        rule = fit_rule(detector._new_rule(), fit.batches())
-        rule.calibrate(map(rule.parts, inside.batches()))  # counts held-out training samples
-        batches = [rule.parts(batch) for batch in inside.batches()]
-        parts = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+    for data in found:
+        rule, name, inside = fitted(data), data.name, data.inside
+        parts = parts_of(rule, inside)
         n_all = inside.n_samples
         for n in [n for n in SIZES if n <= n_all // 2]:
             draw, rates = np.random.default_rng(n), Rates()
@@ -278,12 +360,11 @@ def main() -> int:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", UserWarning)  # about few calibration samples
     by = 10 if options.quick else 1
-    measured = real(embedded(), 400 // by)
-    if options.readings:
-        measured.update(real(miniature(options.readings), 400 // by))
+    data = [*embedded(), *(miniature(options.readings) if options.readings else ())]
     found = {
+        "real": real(data, 400 // by),
+        "power": power(data, 50 // by),
         "false_alarms": false_alarms(2000 // by),
-        "real": measured,
         "conditional": conditional(20_000 // by),
         "selections": selections(400 // by),
         "monitors": monitors(100 // by, 100_000 // by),

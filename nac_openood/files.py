@@ -128,19 +128,21 @@ def write_weights(path: PathLike, net: nn.Module) -> Path:
 
 
 @contextmanager
-def locked(folder: PathLike) -> Iterator[None]:
-    """Keep other processes that call this out of a folder while the block runs.
+def locked(target: PathLike) -> Iterator[None]:
+    """Keep other processes that call this out of a folder or a file while the block runs.
 
     Two comparisons in one folder would overwrite each other's files. The system releases the lock
-    however a process ends. A process may lock a folder again that it has locked already; of
-    several that work together, the first one holds the lock.
+    however a process ends. A process may lock again what it has locked already; of several that
+    work together, the first one holds the lock.
 
     Raises:
-        FileError: another process has locked the folder.
+        FileError: another process has locked it.
     """
     import filelock
 
-    path = Path(folder).resolve() / ".lock"
+    path = Path(target).resolve()
+    is_folder = path.is_dir()
+    path = path / ".lock" if is_folder else path.with_name(f".{path.name}.lock")
     lock = filelock.FileLock(path, timeout=0, thread_local=False, is_singleton=True)
 
     def acquire() -> None:
@@ -148,8 +150,11 @@ def locked(folder: PathLike) -> Iterator[None]:
             lock.acquire()
         except filelock.Timeout:
             raise FileError(
-                f"another command is running in {folder}. Wait until it has ended, or choose "
+                f"another command is running in {target}. Wait until it has ended, or choose "
                 "another folder with `out`."
+                if is_folder
+                else f"another command is using {target}. Wait until it has ended, or choose "
+                "another file."
             ) from None
         except NotImplementedError:  # a file system without locks
             pass

@@ -42,19 +42,20 @@ _NO_CODE = {
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 #: The most that each figure may be: what was reached, and what later features have added, in lines
-#: of code: guarantees (conformal p-values, selections, drift, monitors) 640, changes and doubtful
+#: of code: guarantees (conformal p-values, selections, drift, monitors) 670, changes and doubtful
 #: inputs of networks that are noticed 370, later methods 420, the leaderboard 30, errors of the
 #: service and the command line that tell more 160, one set of defaults 20, stored arrays 85 and a
 #: file that needs no library, advice that compares with later methods 60, what results print and
 #: notebooks show 220, confident mistakes in reports 195. Tests: what publishes a release 170, the
 #: code of the FAQ 15, the pull request for OpenOOD 120, what a detector imports 25, later methods
-#: and the leaderboard 240, stored arrays 85, what is printed and shown 180.
+#: and the leaderboard 240, stored arrays 85, what is printed and shown 180, the
+#: audit of guarantees 160.
 LIMITS: dict[str, int] = {
-    "code lines": 18_230,
+    "code lines": 18_275,
     "files": 143,
     "record types": 115,
     "modules below 120 lines with one importer": 15,
-    "code lines of tests": 17_500,
+    "code lines of tests": 17_670,
 }
 #: How many files each call may pass through. The advice after a search compares with methods that
 #: read the head: three files more.

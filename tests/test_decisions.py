@@ -47,11 +47,20 @@ def test_guarantees_are_in_words(fitted):
     assert fitted.guarantee().startswith("No guarantee: this detector is not calibrated")
     n = 120 if fitted.rule == "nac" else 60  # half of them shape the score of NAC+
     text = fitted.calibrate(noise(120, 1)).guarantee()
-    assert "At most a share of 0.05 of new in-distribution samples is called out" in text
-    assert f"on average over calibration sets ({n} samples)" in text
+    assert "at most a share p of new in-distribution samples has a p-value of p or less" in text
+    assert "`predict` calls at most 5 % out-of-distribution" in text
+    assert f"Guaranteed, on average over calibration sets ({n} samples)" in text
     text = fitted.calibrate(noise(120, 1), tpr=0.9, confidence=0.95).guarantee()
-    assert "share of 0.1 " in text and "with a confidence of 0.95 in this calibration set" in text
+    assert "at most 10 %" in text and "with a confidence of 0.95 for this calibration set" in text
     assert "of every predicted class" in fitted.calibrate(noise(120, 1), per_class=True).guarantee()
+
+
+def test_a_threshold_of_ones_own_has_no_guarantee(fitted):
+    fitted.calibrate(noise(120, 1))
+    fitted.threshold_ += 1.0
+    text = fitted.guarantee()
+    assert "has a p-value of p or less (but `predict` has another threshold" in text
+    assert "`predict` calls" not in text
 
 
 def test_too_few_samples_for_an_alarm_are_reported(fitted):

@@ -95,7 +95,7 @@ def test_guarantees(small_net, here, capsys):
     stream = [x for x, _ in noise(64, 2)]
     names = run_page("guarantees.md", det=det, val_loader=noise(400, 1), stream=stream)
     assert sum(names["rates"]) / len(names["rates"]) <= 0.05 and not names["monitor"].alarm
-    assert "At most a share of 0.05 of new in-distribution samples" in capsys.readouterr().out
+    assert "`predict` calls at most 5 % out-of-distribution" in capsys.readouterr().out
 
 
 def test_export(here):

@@ -73,12 +73,18 @@ def test_without_drift_and_with_the_least_that_is_known(scores):
     assert len(drawn) == 2 and "nan" not in "".join(drawn)
 
 
-@pytest.mark.parametrize(("evidence", "title"), [([0, 1, 3, 2], "Alarm at input 30"), ([0], "No")])
-def test_evidence_over_time(evidence, title):
+@pytest.mark.parametrize(
+    ("evidence", "alarm", "title"),
+    [
+        ([0, 1, 3, 2], 27, "Alarm at input 27"),
+        ([0, 1, 1], 15, "Alarm at input 15"),  # between two points
+        ([0], None, "No alarm"),
+    ],
+)
+def test_evidence_over_time(evidence, alarm, title):
     inputs = [10 * (n + 1) for n in range(len(evidence))]
-    figure = evidence_figure(np.array(evidence, float), 2.0, inputs)
-    assert figure.title.startswith(title)
-    assert figure.mark == (30 if len(evidence) > 1 else None)
+    figure = evidence_figure(np.array(evidence, float), 2.0, inputs, alarm)
+    assert figure.title == title and figure.mark == alarm
     assert [y for _, y in figure.series[1].points] == [2.0] * len(evidence)
     assert "alarm" in svg_file(figure)
     assert evidence_figure(evidence, 2.0).series[0].points[-1] == (len(evidence), evidence[-1])

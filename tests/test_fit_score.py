@@ -5,14 +5,16 @@ import io
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from own_project import copied
 from PIL import Image
+from test_locks import holding
 
 from nac_openood import NACDetector
 from nac_openood.cli import main
-from nac_openood.sources.fitted import load_fitted
+from nac_openood.sources.fitted import drift_of, expand, judge_images, load_fitted
 from nac_openood.sources.networks import build, network_of
 
 NETWORK = ["--arch", "net.py:make", "--checkpoint", "net.pt"]
@@ -66,7 +68,7 @@ def test_fit_prints_what_one_needs_to_know(here, tmp_path, capsys):
     assert det.notes_["arch"] == "net.py:make"
     assert det.notes_["transform"].startswith("resize: 36\ncrop: 32")
     assert det.threshold_ == pytest.approx(float(lines["threshold"].split("< ")[1].split(",")[0]))
-    assert "At most a share of 0.1 of new in-distribution samples" in det.guarantee()
+    assert "`predict` calls at most 10 % out-of-distribution" in det.guarantee()
 
 
 def test_fit_holds_out_validation_images(here, tmp_path, capsys):
@@ -325,6 +327,36 @@ def test_a_monitor_continues_from_run_to_run(here, tmp_path, capsys):
     assert score("stripes", "stripes", "stripes", "--monitor", state) == 0
     assert "ALARM at input" in capsys.readouterr().err
     assert "evidence of drift, powers of 10" in (tmp_path / "birds.monitor.svg").read_text()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs locks of the system")
+def test_two_commands_cannot_use_one_monitor(here, tmp_path, capsys):
+    """The second would overwrite what the first has seen."""
+    state = tmp_path / "birds.monitor"
+    with holding(state):
+        assert score("birds/test", "--monitor", str(state)) == 1
+    assert "another command is using" in (told := capsys.readouterr()).err and not told.out
+    assert score("birds/test/parrot/3.png", "--monitor", str(state)) == 0
+    assert "no alarm after 1 inputs" in capsys.readouterr().err
+
+
+def test_an_alarm_that_can_never_happen_is_told(here, tmp_path):
+    given = ["--detector", "birds.nac", *NETWORK, "--device", "cpu", "--alpha", "0.01"]
+    never = pytest.warns(UserWarning, match="at p <= 0.01: it is compared with 60 .* 99 are needed")
+    for words in (["score", "stripes/1.png"], ["export", "--out", str(tmp_path / "x.pt2")]):
+        with never:
+            assert main([words[0], *given, *words[1:]]) == 0
+    # a selection does not use --alpha
+    assert main(["score", *given, "--fdr", "0.5", "stripes", "birds/test"]) == 0
+
+
+def test_classes_of_one_name_stay_apart(here, capsys):
+    """ImageNet has two classes named crane: their samples must not count as one class."""
+    pipeline = load_fitted("birds.nac", arch="net.py:make", weights="net.pt")
+    pipeline.detector.classes_ = ("crane",) * 4
+    found = list(judge_images(pipeline, expand(["birds/test"])))
+    drift = drift_of(pipeline.detector, found)
+    assert np.count_nonzero(drift.classes[1]) == 4 and drift.p_classes > 0.01
 
 
 def test_drift_of_a_folder(here, tmp_path, capsys):

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 
 import pytest
 
@@ -24,18 +25,24 @@ with locked(sys.argv[1]):
 """
 
 
-@pytest.fixture
-def holder(tmp_path):
-    """A process that has locked `tmp_path / "out"`."""
-    (tmp_path / "out").mkdir()
+@contextmanager
+def holding(path):
+    """A process that has locked a folder or a file."""
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, tmp_path / "out", root], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, path, root], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout.readline() == "locked\n"
     yield process
     process.kill()
     process.communicate()
+
+
+@pytest.fixture
+def holder(tmp_path):
+    (tmp_path / "out").mkdir()
+    with holding(tmp_path / "out") as process:
+        yield process
 
 
 def test_another_process_waits_until_the_first_is_dead(holder, tmp_path, capsys):

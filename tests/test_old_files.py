@@ -52,6 +52,16 @@ def test_detectors_score_as_they_did(old, name, capsys):
     assert_same(rows(capsys.readouterr().out), rows(Path(f"{name}.csv").read_text()))
 
 
+def test_what_old_detectors_guarantee(old):
+    """Thresholds were quantiles, which promise nothing; p-values of NAC need no calibration."""
+    net = load_checkpoint(build("net.py:make", 4), "net.pt")
+    nac = NACDetector.load("nac.nac", net)
+    assert nac.guarantee().startswith("Guaranteed, on average")
+    assert "`predict` has another threshold" in nac.guarantee()
+    with pytest.warns(UserWarning, match="Calibrate again for guaranteed ones"):
+        assert NACDetector.load("plus.nac", net).guarantee().startswith("No guarantee")
+
+
 def test_a_detector_without_calibration_and_stored_readings(old):
     net = load_checkpoint(build("net.py:make", 4), "net.pt")
     detector = NACDetector.load("nac_readings.nac", net)
@@ -68,7 +78,7 @@ def test_shards_of_fit_and_score_merge(old, capsys):
     merged = NACDetector.load("merged.nac", net)
     with pytest.warns(UserWarning, match="Calibrate again for guaranteed ones"):
         whole = NACDetector.load("plus.nac", net)
-    assert whole.guarantee().startswith("No guarantee") and "At most" in merged.guarantee()
+    assert whole.guarantee().startswith("No guarantee") and "at most" in merged.guarantee()
     assert merged.fit_summary_ == whole.fit_summary_
     capsys.readouterr()
     assert main(["merge", "score_part1.csv", "score_part2.csv"]) == 0

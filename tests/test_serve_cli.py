@@ -7,11 +7,13 @@ import signal
 import sys
 import threading
 
+import pytest
 from service_toy import connected
 from test_fit_score import NETWORK, here, project, score, table  # noqa: F401
 
 from nac_openood.cli import main
 from nac_openood.serving import app as app_module
+from nac_openood.tensor_files import read_tensors
 
 TOKEN = "a-token-of-some-length"
 
@@ -75,6 +77,25 @@ def test_it_says_what_score_says(here, monkeypatch, capsys):  # noqa: F811
         assert re.search(r"serving birds.nac on http://127.0.0.1:\d+ \(Ctrl-C stops\)", out)
         assert "stopped" in out
     assert [signal.getsignal(sent) for sent in signals] == before
+
+
+def test_the_monitor_continues_from_start_to_start(here, monkeypatch, capsys, tmp_path):  # noqa: F811
+    state = tmp_path / "birds.monitor"
+    found = []
+    for _ in range(2):
+        _, (status, _), _ = use(
+            monkeypatch, capsys, post(here / "stripes/1.png"), "--monitor", str(state)
+        )
+        assert status == 200
+        tensors, about = read_tensors(state, "nac_openood monitor", 1)
+        found.append((about["n_inputs"], len(tensors["history"])))
+    assert found == [(1, 1), (2, 2)]
+
+
+def test_an_alarm_that_can_never_happen_is_told(here, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(app_module, "run_until_signal", lambda *_, **__: None)
+    with pytest.warns(UserWarning, match="at p <= 0.01: it is compared with 60 calibration"):
+        assert serve("--alpha", "0.01") == 0
 
 
 def test_other_machines_need_a_token(here, monkeypatch, capsys, tmp_path):  # noqa: F811

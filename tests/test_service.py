@@ -417,6 +417,21 @@ def test_drift_of_the_stream_is_an_alarm(judge, new_monitor):
     assert drift["evidence_log10"] >= 2 and found["nac_drift_alarm"] == "1.0"
 
 
+def test_the_monitor_is_written_from_time_to_time(
+    judge, new_monitor, monkeypatch, tmp_path, caplog
+):
+    """A service that is killed loses a minute of evidence, not all of it."""
+    monkeypatch.setattr(judge, "monitor_file", tmp_path / "x.monitor")
+    monkeypatch.setattr("nac_openood.serving.scoring.SAVE_SECONDS", 0.0)
+    with client_of(judge) as client:
+        client.post("/score", files=[("x", encoded(picture(2)))] * 3)
+        kept = judge.pipeline.detector.monitor().load(tmp_path / "x.monitor")
+        assert kept.n_inputs == 3 and kept.history == judge.monitor.history
+        judge.monitor_file = tmp_path / "missing" / "x.monitor"
+        assert client.post("/score", files=[("x", encoded(picture(2)))]).status_code == 200
+    assert "the state of the drift monitor cannot be saved" in caplog.text
+
+
 def test_state_and_documentation(client, judge):
     assert client.get("/health").json()["status"] == "ok"
     assert client.get("/ready").json() == {"status": "ready"}

@@ -62,6 +62,14 @@ def test_about_five_percent_of_new_data_are_rejected(digits, fitted):
     )
 
 
+@pytest.mark.parametrize("n", [54, 55, 60, 400])
+def test_decisions_are_those_of_the_p_values(digits, n):
+    train, test = digits[0][:n], digits[1]
+    detector = NACOutlierDetector().fit(train)
+    out, p = detector.predict(test) == -1, detector.p_value(test)
+    assert np.array_equal(out, p <= (0.05 if n > 54 else 1 / 19))
+
+
 def test_contamination_is_the_share_of_rejected_training_rows(digits):
     train = digits[0][:400]
     detector = NACOutlierDetector(contamination=0.1).fit(train)

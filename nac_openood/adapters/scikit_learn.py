@@ -14,7 +14,6 @@ from torch import Tensor
 
 from nac_openood.core.fusion import TailEstimate
 from nac_openood.core.layer_config import whole_number
-from nac_openood.core.metrics import threshold_at
 from nac_openood.core.plus_layer import LayerEvidence
 from nac_openood.core.pvalues import PValues
 from nac_openood.errors import NACError
@@ -35,8 +34,9 @@ class NACOutlierDetector(OutlierMixin, BaseEstimator):
 
     Args:
         contamination: the share of outliers in the training data, above 0 and at most 0.5, which
-            sets `offset_`; "auto" assumes that there are none and rejects about 5 % of new data
-            from the same distribution.
+            sets `offset_`; "auto" assumes that there are none and rejects at most 5 % of new data
+            from the same distribution, those with a p-value of at most 0.05. That takes 55 training
+            rows; with `n` fewer, it rejects up to a share of `3 / n`.
         n_folds: number of folds of the cross-fitting.
 
     Attributes:
@@ -75,8 +75,8 @@ class NACOutlierDetector(OutlierMixin, BaseEstimator):
         self._estimates = {name: TailEstimate(part) for name, part in held_out.items()}
         own = self._scores(everything[ranking])
         self._p_values = PValues(own)
-        if share == "auto":
-            self.offset_ = threshold_at(own)
+        if share == "auto":  # with too few rows for alarms at 5 %, below all of them
+            self.offset_ = float(self._p_values.limits.clamp(min=own.min()))
         else:
             self.offset_ = float(np.percentile(self._scores(everything).numpy(), 100 * share))
         return self

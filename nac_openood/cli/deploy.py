@@ -33,7 +33,8 @@ def _limits_table() -> str:
 @command(
     f"""{DETECTOR}\
   --alpha --device
-  --monitor FILE          keep the state of the drift monitor in FILE, and continue from it
+  --monitor FILE          keep the state of the drift monitor in FILE, and continue from it; written
+      every minute and at the end
 who may use it:
   --host HOST = 127.0.0.1   address to listen on; other than this machine's own needs a token
       (default: %(default)s)
@@ -81,22 +82,21 @@ def serve_command(args: argparse.Namespace) -> int:
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         judge = app.Judge(inputs.detector_of(args, images_for="serve"), alpha=args.alpha)
         judge.pipeline.detector._p_values().warn_if_never(args.alpha)
-        judge.monitor = inputs.monitor_of(judge.pipeline.detector, args.monitor) or judge.monitor
         failed = judge.warm_up()
         if failed:
             print_error(
                 f"warning: the network fails on a gray image of 64 x 64 pixels ({failed}). Does "
                 "the transform resize images?"
             )
-        serving = app.server(judge, limits=limits, access=access)
         host, port = opened.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        say(f"serving {args.detector} on {address} (Ctrl-C stops)")
-        if access.token is not None:
-            say("clients must send the token: Authorization: Bearer TOKEN")
-        app.run_until_signal(serving, opened)
-        if args.monitor is not None:
-            judge.monitor.save(args.monitor)
+        with inputs.monitor_of(judge.pipeline.detector, args.monitor) as monitor:
+            judge.monitor, judge.monitor_file = monitor or judge.monitor, args.monitor
+            serving = app.server(judge, limits=limits, access=access)
+            say(f"serving {args.detector} on {address} (Ctrl-C stops)")
+            if access.token is not None:
+                say("clients must send the token: Authorization: Bearer TOKEN")
+            app.run_until_signal(serving, opened)
         say("stopped")
     return 0
 

@@ -30,8 +30,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional, Sequence
 
 from nac_openood.cli.output import say
 from nac_openood.errors import NACError, first_line
@@ -167,14 +167,19 @@ def detector_of(args: argparse.Namespace, *, images_for: str = "") -> Pipeline:
     return found
 
 
-def monitor_of(detector: NACDetector, path: Optional[str]) -> Optional[DriftMonitor]:
-    """The monitor of --monitor, continued from its file if that exists; None without it."""
-    from nac_openood.files import check_target
+@contextmanager
+def monitor_of(detector: NACDetector, path: Optional[str]) -> Iterator[Optional[DriftMonitor]]:
+    """The monitor of --monitor, continued from its file and saved at the end; None without it."""
+    from nac_openood.files import check_target, locked
 
     if path is None:
-        return None
-    monitor = detector.monitor()
-    return monitor.load(path) if check_target(path).exists() else monitor
+        yield None
+        return
+    target = check_target(path)
+    with locked(target):  # of two commands, one would overwrite what the other has seen
+        monitor = detector.monitor()
+        yield monitor.load(path) if target.exists() else monitor
+        monitor.save(path)
 
 
 def data_of(

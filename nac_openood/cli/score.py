@@ -100,14 +100,15 @@ def _score(args: argparse.Namespace, out: TextIO) -> None:
         if args.shard and getattr(args, name) is not None:
             raise NACError(f"--{name} needs all images: leave out --shard.")
     pipeline = inputs.detector_of(args, images_for="--gallery" if args.gallery else "")
-    pipeline.detector._p_values().warn_if_never(args.alpha)
-    monitor = inputs.monitor_of(pipeline.detector, args.monitor)
+    if args.fdr is None:
+        pipeline.detector._p_values().warn_if_never(args.alpha)
     texts = transforms.takes_text(pipeline.transform)
     # in one process: several would each read a part of stdin
     paths = distributed.from_main("files", lambda: fitted.expand(_named(args.paths), texts=texts))
     counts = Counter[str]()
     number, of = args.shard or (1, 1)
-    with distributed.as_shard(number - 1, of) if args.shard else nullcontext():
+    shard = distributed.as_shard(number - 1, of) if args.shard else nullcontext()
+    with shard, inputs.monitor_of(pipeline.detector, args.monitor) as monitor:
         found = fitted.judge_images(
             pipeline, paths, alpha=args.alpha, monitor=monitor, **inputs.loading(args)
         )
@@ -121,7 +122,6 @@ def _score(args: argparse.Namespace, out: TextIO) -> None:
     if counts["bad"]:
         print_error(f"left out {counts['bad']} of {len(paths)} files, which cannot be read")
     if monitor is not None:
-        monitor.save(args.monitor)
         print_error(f"{args.monitor}: {monitor}")
         _draw_evidence(monitor, f"{args.monitor}.svg")
     if args.gallery:
@@ -135,9 +135,11 @@ def _draw_evidence(monitor: DriftMonitor, path: str) -> None:
     from nac_openood.report.drift import evidence_figure
     from nac_openood.report.figures import svg_file
 
-    inputs, evidence = zip(*monitor.history or [(0, monitor.log10_evidence)])
+    numbers, evidence = zip(*monitor.history or [(0, monitor.log10_evidence)])
+    limit = -math.log10(monitor.alpha)
     with suppress(NACError):
-        write_text(path, svg_file(evidence_figure(evidence, -math.log10(monitor.alpha), inputs)))
+        figure = evidence_figure(evidence, limit, numbers, monitor.alarm_at)
+        write_text(path, svg_file(figure))
 
 
 def _named(paths: Sequence[str]) -> Iterator[str]:

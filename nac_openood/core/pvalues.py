@@ -175,6 +175,7 @@ class PValues:
         ways = math.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
         share = (ways + k * math.log(self.alpha) + (n - k) * math.log1p(-self.alpha)).exp()
         at_least = share.flip(0).cumsum(0).flip(0)
+        at_least[0] = 1.0  # without rounding
         return int((at_least >= self.confidence).sum()) - 1
 
 
@@ -212,6 +213,7 @@ def _groups(classes: Tensor, least: int) -> tuple[Tensor, list[Tensor]]:
     """
     counts = torch.bincount(classes)
     counts = torch.cat([counts, counts.new_zeros(1)])
+    rows = classes.argsort(stable=True).split(counts.tolist())
     numbers: dict[tuple[int, ...], int] = {}
     group_of = []
     for own in range(len(counts)):
@@ -220,10 +222,11 @@ def _groups(classes: Tensor, least: int) -> tuple[Tensor, list[Tensor]]:
         order = with_new.argsort(stable=True)
         order = order[with_new[order] > 0]
         joined = int((with_new[order] < least).sum())
-        while 0 < joined < len(order) and with_new[order[:joined]].sum() < least:
-            joined += 1
-        few = sorted(order[:joined].tolist())
-        group = tuple(few) if own in few else (own,)
+        if joined:  # as many classes as it takes
+            joined = max(joined, 1 + int((with_new[order].cumsum(0) < least).sum()))
+        few = order[:joined].tolist()
+        # a class without samples adds none to its group
+        group = tuple(k for k in sorted(few) if counts[k]) if own in few else (own,)
         group_of.append(numbers.setdefault(group, len(numbers)))
-    members = [torch.isin(classes, torch.tensor(group)).nonzero()[:, 0] for group in numbers]
+    members = [torch.cat([rows[k] for k in group]).sort().values for group in numbers]
     return torch.tensor(group_of), members

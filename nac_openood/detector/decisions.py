@@ -71,25 +71,30 @@ def calibration_text(pvalues: Optional[PValues]) -> str:
     )
 
 
-def guarantee(pvalues: Optional[PValues]) -> str:
-    """What the decisions of a detector promise, in words; None where it is not calibrated."""
+def guarantee(pvalues: Optional[PValues], threshold: Optional[float]) -> str:
+    """What p-values and a threshold promise, in words; None where there are none."""
     if pvalues is None:
         return "No guarantee: this detector is not calibrated. Call calibrate(loader)."
-    n, level, confidence = len(pvalues.scores), f"{pvalues.alpha:.4g}", pvalues.confidence
+    n, confidence = len(pvalues.scores), pvalues.confidence
     if not pvalues.exact:
         return (
             f"No guarantee: the {n} calibration samples also shaped the score, as they did in "
             "version 0.1. Call calibrate(loader) again."
         )
-    of = "samples of every predicted class (rare classes together)" if pvalues.per_class else (
-        "in-distribution samples"
-    )  # fmt: skip
+    of = "in-distribution samples"
+    if pvalues.per_class:
+        of += " of every predicted class (rare classes together)"
+    promise = f"at most a share p of new {of} has a p-value of p or less"
+    if threshold == pvalues.threshold:
+        promise += f", and `predict` calls at most {100 * pvalues.alpha:.4g} % out-of-distribution"
+    else:
+        promise += " (but `predict` has another threshold than `calibrate` found: no guarantee)"
     how = "on average over calibration sets" if confidence is None else (
-        f"with a confidence of {confidence:.4g} in this calibration set"
+        f"each with a confidence of {confidence:.4g} for this calibration set"
     )  # fmt: skip
     return (
-        f"At most a share of {level} of new {of} is called out-of-distribution, {how} ({n} "
-        "samples). This holds for any network and any distribution, if the calibration samples "
+        f"Guaranteed, {how} ({n} samples): {promise}. This holds for any network and any "
+        "distribution, if the calibration samples "
         "and the new ones come independently from the same source, and none of them was used to "
         "train the network or to fit the detector. It does not say how many out-of-distribution "
         "samples are found."

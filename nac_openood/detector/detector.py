@@ -483,7 +483,7 @@ class NACDetector:
 
     def guarantee(self) -> str:
         """What the decisions of this detector promise, in words."""
-        return decisions.guarantee(self.pvalues_)
+        return decisions.guarantee(self.pvalues_, self.threshold_)
 
     def p_value(self, x: Any) -> Tensor:
         """How unusual each sample is, `[batch]`.

@@ -138,7 +138,10 @@ def _samples(samples: Sequence[tuple[str, float]]) -> list[Content]:
 
 
 def evidence_figure(
-    evidence: Sequence[float], threshold: float, inputs: Optional[Sequence[int]] = None
+    evidence: Sequence[float],
+    threshold: float,
+    inputs: Optional[Sequence[int]] = None,
+    alarm: Optional[int] = None,
 ) -> tables.Lines:
     """Evidence of drift over a stream, with the alarm threshold and the moment of the alarm.
 
@@ -146,9 +149,9 @@ def evidence_figure(
         evidence: log10 of a test martingale after each of some inputs, `[points]`.
         threshold: log10 of the evidence that is an alarm.
         inputs: after how many inputs each value was taken; None for every input.
+        alarm: the input of the alarm, which may lie between two of these; None without one.
     """
     x = list(range(1, len(evidence) + 1)) if inputs is None else list(inputs)
-    alarm = next((at for at, value in zip(x, evidence) if value >= threshold), None)
     title = "No alarm" if alarm is None else f"Alarm at input {alarm:,}"
     limit = tables.Series("alarm", [(at, threshold) for at in x], printed=True)
     lines = [tables.Series("evidence", list(zip(x, map(float, evidence)))), limit]

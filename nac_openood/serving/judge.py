@@ -27,11 +27,13 @@ class Judge:
 
     Attributes:
         monitor: watches the images for drift.
+        monitor_file: where its state is kept, if anywhere.
     """
 
     def __init__(self, pipeline: Pipeline, *, alpha: float = ALPHA) -> None:
         self.pipeline, self.alpha = pipeline, checked_alpha(alpha)
         self.monitor = pipeline.detector.monitor()
+        self.monitor_file: Optional[str] = None
 
     def tensor(self, content: bytes, max_pixels: int = Limits.max_pixels) -> Tensor:
         """Decode and transform an image; may be called from several threads.

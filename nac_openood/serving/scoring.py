@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import os
+import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,6 +20,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 from torch import Tensor
 
+from nac_openood.errors import FileError
 from nac_openood.serving.judge import Batcher, BusyError, Judge
 from nac_openood.serving.limits import Limits, Rates
 from nac_openood.sources.fitted import InputError, Prediction
@@ -27,6 +29,8 @@ from nac_openood.sources.images import ImageError, LargeImageError, NoImageError
 _LOG = logging.getLogger("nac_openood.serving")
 #: Number of recent images over which the share of out-of-distribution images is computed.
 WINDOW = 1000
+#: How often the state of the drift monitor is written.
+SAVE_SECONDS = 60.0
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 #: The name and the content of an image.
@@ -82,7 +86,7 @@ class Scoring:
         self.metrics = ServiceMetrics(judge, lambda: len(self.batcher))
         self.batcher = Batcher(self._judged, limits)
         self.rates = Rates(limits.rate, max(limits.max_images, int(limits.rate or 0)))
-        self._requests = 0
+        self._requests, self._saved = 0, time.monotonic()
         self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decoder")
 
     def _judged(self, batch: Tensor) -> list[Prediction]:
@@ -118,9 +122,20 @@ class Scoring:
         finally:
             self._requests -= 1
         self.metrics.count(answers)
-        self.judge.monitor.update_scores([answer.score for answer in answers])
+        self._watch(answers)
         named = zip(images, answers)
         return [answer._replace(path=name).json_fields() for (name, _), answer in named]
+
+    def _watch(self, answers: list[Prediction]) -> None:
+        """Tell the monitor, and write its state from time to time: a service may be killed."""
+        monitor, file = self.judge.monitor, self.judge.monitor_file
+        monitor.update_scores([answer.score for answer in answers])
+        if file is not None and time.monotonic() - self._saved >= SAVE_SECONDS:
+            self._saved = time.monotonic()
+            try:
+                monitor.save(file)
+            except FileError:  # images are still judged
+                _LOG.exception("the state of the drift monitor cannot be saved")
 
     # -- the body ------------------------------------------------------------------------------
 

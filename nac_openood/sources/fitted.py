@@ -116,6 +116,7 @@ class Prediction(NamedTuple):
         p_value: how unusual the score is.
         is_out: whether it counts as out-of-distribution.
         problem: why the image cannot be read, which leaves the other fields empty; "" if it can.
+        number: of the class; several may have the same name.
     """
 
     path: str
@@ -125,6 +126,7 @@ class Prediction(NamedTuple):
     p_value: float = float("nan")
     is_out: bool = False
     problem: str = ""
+    number: int = -1
 
     @property
     def decision(self) -> str:
@@ -166,7 +168,7 @@ def judge_batch(
         ) from error
     columns = (*verdicts, verdicts.out(alpha))
     return [
-        Prediction(path, names.get(number, str(number)), *rest)
+        Prediction(path, names.get(number, str(number)), *rest)._replace(number=number)
         for path, number, *rest in zip(paths, *(column.tolist() for column in columns))
     ]
 
@@ -250,14 +252,11 @@ def selected(answers: Iterable[Prediction], fdr: float, pvalues: PValues) -> lis
 
 def drift_of(detector: NACDetector, found: Sequence[Prediction], *, seed: int = 0) -> Drift:
     """Test whether files are like the calibration data; see `NACDetector.drift`."""
-    numbers = {name: number for number, name in enumerate(detector.classes_)}
-    classes = [numbers[each.label] if each.label in numbers else int(each.label) for each in found]
-    score, p_value = (
-        torch.tensor([getattr(each, name) for each in found], dtype=torch.float64)
-        for name in ("score", "p_value")
+    score, classes, p_value = (
+        torch.tensor([getattr(each, name) for each in found], dtype=kind)
+        for name, kind in (("score", torch.float64), ("number", None), ("p_value", torch.float64))
     )
-    pvalues = detector._p_values()
-    return dataset_drift(pvalues, score, torch.tensor(classes), p_value, seed=seed)
+    return dataset_drift(detector._p_values(), score, classes, p_value, seed=seed)
 
 
 def _judge_each(
