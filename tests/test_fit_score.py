@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import shutil
 
 import numpy as np
