@@ -107,6 +107,16 @@ def test_pickles_are_small_and_give_the_same_scores(make, small_net, loaders):
         assert all((a == b).all() for a, b in zip(expected, found))
 
 
+def test_early_pickles_hold_the_rule_itself(make, small_net, loaders):
+    postprocessor = make()
+    StandInEvaluator(small_net, postprocessor, *loaders)
+    expected = postprocessor.inference(small_net, loaders[0]["test"])
+    again = object.__new__(type(postprocessor))
+    again.__setstate__({**postprocessor.__getstate__(), "_rule": postprocessor._rule})
+    found = again.inference(small_net, loaders[0]["test"])
+    assert all((a == b).all() for a, b in zip(expected, found))
+
+
 def test_a_stale_pickle_is_reported_and_not_used(make, small_net, loaders, tmp_path):
     import yaml
 

@@ -72,10 +72,26 @@ def test_a_newer_format_is_refused(tmp_path, small_net):
         NACDetector.load(tmp_path / "x", small_net)
 
 
-def test_files_without_a_checksum_are_refused(saved, small_net):
+@pytest.mark.parametrize("detector", ["nac"], indirect=True)
+def test_files_of_version_1_still_load(detector, saved, small_net, images):
+    tensors, about = tensor_files.read_tensors(saved, "nac_openood detector", 3)
+    old = {**about, **about["settings"]}
+    del old["rule"], old["settings"], old["calibration"]
+    plain = {n.partition("/")[2]: t for n, t in tensors.items() if n.startswith("rule/")}
+    tensor_files.write_tensors(saved, "nac_openood detector", 1, plain, old)
+    again = NACDetector.load(saved, small_net)
+    assert torch.equal(again.score(images), detector.score(images))
+    assert again.threshold_ == detector.threshold_
+
+
+def test_files_without_a_checksum_still_load(detector, saved, small_net, images):
     with safe_open(saved, "pt") as opened:
         metadata = opened.metadata()
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    save_file(tensors, saved, metadata={**metadata, "sha257": metadata.pop("sha256")})
+    checksum = metadata.pop("sha256")
+    save_file(tensors, saved, metadata=metadata)
+    again = NACDetector.load(saved, small_net)
+    assert torch.equal(again.score(images), detector.score(images))
+    save_file(tensors, saved, metadata={**metadata, "sha257": checksum})
     with pytest.raises(FileError, match="does not match its checksum"):
         NACDetector.load(saved, small_net)

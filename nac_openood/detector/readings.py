@@ -159,7 +159,7 @@ class Readings(ByLayer):
         """Map what `save` wrote: tensors are read from disk as they are used, never whole."""
         tensors, about = tensor_files.read_tensors(path, _KIND, _VERSION)
         order = {key: tensors[key] for key in (f"activation/{name}" for name in about["layers"])}
-        return cls._from({**order, **tensors}, about["network"])
+        return cls._from({**order, **tensors}, about.get("network", ""))  # early files lack it
 
     def _about(self) -> dict[str, Any]:
         return {"layers": list(self), "network": self.network}

@@ -12,6 +12,7 @@ from torch import nn
 
 from nac_openood import tensor_files
 from nac_openood.__about__ import __version__
+from nac_openood.core.coverage import Coverage
 from nac_openood.core.pvalues import PValues
 from nac_openood.core.rule import Rule, rule_named
 from nac_openood.errors import FileError, why_unreadable
@@ -21,8 +22,8 @@ from nac_openood.network.fingerprint import difference
 from nac_openood.network.inputs import named_output
 from nac_openood.records import from_values
 
-#: Version 3 says how it was calibrated; before it, the calibration samples also shaped the score of
-#: NAC+.
+#: Version 1 is always reference NAC, and 2 names its rule. Version 3 says how it was calibrated;
+#: before it, the calibration samples also shaped the score of NAC+.
 _KIND, _VERSION = "nac_openood detector", 3
 #: The prefix of the rule's tensors, and the names of the calibration samples' scores and classes.
 _RULE, _SCORES, _CLASSES = "rule/", "calibration", "calibration classes"
@@ -132,9 +133,13 @@ class StoredDetector:
         try:
             about = {k: v for k, v in about.items() if k not in ("nac_openood", "torch")}
             scores, predicted = tensors.pop(_SCORES, None), tensors.pop(_CLASSES, None)
-            rule = rule_named(about.pop("rule")).restore(
-                about.pop("settings"), {n.removeprefix(_RULE): t for n, t in tensors.items()}
-            )
+            if "rule" in about:
+                rule = rule_named(about.pop("rule")).restore(
+                    about.pop("settings"), {n.removeprefix(_RULE): t for n, t in tensors.items()}
+                )
+            else:  # version 1: settings are top-level entries, tensors have no prefix
+                names: set[str] = {"layers", "n_samples"} & set(about)
+                rule = Coverage.restore({name: about.pop(name) for name in names}, tensors)
             how = about.pop("calibration", {"exact": not rule.needs_calibration})
             pvalues = None if scores is None else PValues(scores, predicted, **how)
             fitted = from_values(cls, about, rule=rule, pvalues=pvalues)

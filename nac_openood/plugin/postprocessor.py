@@ -229,7 +229,7 @@ class NACPostprocessor(BasePostprocessor):
         self.__dict__.update({"_cache": None, "_detector": None, **state})
         if "_written" in state:  # its name in pickles of version 0.1
             self._settings = self.__dict__.pop("_written")
-        if isinstance(self._rule, tuple):
+        if isinstance(self._rule, tuple):  # in early pickles it is the rule itself
             name, settings, tensors = self._rule
             self._rule = rule_named(name).restore(settings, tensors)
 

@@ -122,7 +122,7 @@ class ReadingSet:
                 found["weight"] = tensor_files.read_tensors(file, _HEAD_KIND, 1)[0]["weight"]
             else:
                 found[role] = Readings.load(file)
-            if tensor_files.checksum_in(file) != checksums.get(role):
+            if role in checksums and tensor_files.checksum_in(file) != checksums[role]:
                 raise FileError(f"{file} is not the file that was saved as '{role}'. {_AGAIN}.")
         return cls(**found, about=about)
 
@@ -135,10 +135,10 @@ def _prepare_folder(folder: files.PathLike) -> Path:
 
 
 def _manifest(document: Mapping[str, Any]) -> tuple[Sequence[str], Any, Mapping[str, str]]:
-    """Roles, `about`, and the checksums of the files by role."""
+    """Roles, `about`, and the checksums of the files by role, which early manifests lack."""
     roles = records.checked(Sequence[str], document.get("roles"), "roles")
     about = records.checked(Mapping[str, Any], document.get("about"), "about")
-    checksums = records.checked(Mapping[str, str], document.get("checksums"), "checksums")
+    checksums = records.checked(Mapping[str, str], document.get("checksums", {}), "checksums")
     if not {"fit", "id_val", "ood_val"} <= set(roles) <= set(_ROLES):
         raise NACError(f"it has readings of {roles}, expected {list(_ROLES)}")
     records.checked(Mapping[str, Any], about.get("ood_val", {}), "about.ood_val")
