@@ -59,9 +59,7 @@ def check_target(path: PathLike) -> Path:
     if target.exists() and not target.is_file():
         raise FileError(f"cannot write {path}: it is a folder or a device. Name a file.")
     if not target.parent.is_dir():
-        raise FileError(
-            f"cannot write {path}: there is no folder {target.parent}. Create it first."
-        )
+        raise FileError(f"cannot write {path}: there is no folder {target.parent}: create it.")
     return target
 
 

@@ -18,13 +18,8 @@ import yaml
 from nac_openood.errors import NACError
 
 _T = TypeVar("_T")
-_SCALARS = {
-    str: "text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    type(None): "null",
-}
+_SCALARS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+_SCALARS[type(None)] = "null"
 
 
 def from_values(kind: type[_T], value: Any, where: str = "", **fields: Any) -> _T:

@@ -92,10 +92,8 @@ def examine_platform() -> Iterator[Check]:
         yield Check("torch", MISSING, detail, f"{_PIP} torch torchvision")
         return
     yield Check("torch", OK, str(torch.__version__))
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    yield _check(
-        "GPU", ", ".join(names), "none, but OpenOOD calls .cuda() anyway", _COMPAT, WARNING
-    )
+    names = ", ".join(map(torch.cuda.get_device_name, range(torch.cuda.device_count())))
+    yield _check("GPU", names, "none, but OpenOOD calls .cuda() anyway", _COMPAT, WARNING)
 
 
 def examine_packages() -> Iterator[Check]:

@@ -37,9 +37,9 @@ def openood_ready(on_cpu: bool = False) -> Iterator[Path]:
 
     tree, named = find_openood(), os.environ.get("OPENOOD_SRC")
     if tree is None:
-        known = (
-            f"OPENOOD_SRC={named} has no openood/__init__.py" if named else "it is not installed"
-        )
+        known = "it is not installed"
+        if named:
+            known = f"OPENOOD_SRC={named} has no openood/__init__.py"
         raise NACError(
             f"Expected OpenOOD, but {known}. `nac-openood doctor` shows how to install it; "
             '`backend="pytorch-ood"` does not need it.'

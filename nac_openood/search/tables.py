@@ -191,11 +191,11 @@ class JointCandidates:
 
     def guard(self, choice: Tensor) -> Optional[Tensor]:
         """AUROC of held-out training against ID validation, `[candidates]`, or None without."""
-        if not self._n_held:
-            return None
-        return self._map(
-            lambda part: joined_auroc(self._scores(self._held, part), self._n_held), choice
-        )
+
+        def work(part: Tensor) -> Tensor:
+            return joined_auroc(self._scores(self._held, part), self._n_held)
+
+        return self._map(work, choice) if self._n_held else None
 
     def guard_alone(self, layer: int) -> Optional[Tensor]:
         """`guard` of a layer by itself, for each row of its table."""
