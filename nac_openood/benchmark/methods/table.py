@@ -248,8 +248,8 @@ def chosen_methods(names: Optional[Sequence[Union[str, Method]]] = None) -> list
         NACError: for an unknown name, listing the known ones.
     """
     rows: list[Method] = []
-    given = METHODS.values() if names is None else [names] if isinstance(names, str) else names
-    parts = [each.split(",") if isinstance(each, str) else [each] for each in given]
+    chosen = METHODS.values() if names is None else [names] if isinstance(names, str) else names
+    parts: list[Any] = [each.split(",") if isinstance(each, str) else [each] for each in chosen]
     for entry in itertools.chain.from_iterable(parts):
         if not isinstance(entry, str):
             rows.append(entry)
