@@ -232,6 +232,8 @@ def test_the_gallery_holds_the_hardest_images(data, tmp_path):
     score = results.scores("s0", "nac", "test").score
     inside = [e for e in results.gallery if e.kind == "id-lowest"]
     assert [e.score for e in inside] == sorted(score.tolist())[:8]
+    by_chance = results.runs[0].accuracy < 20
+    assert any("hardly better than chance" in note for note in results.notes) == by_chance
     tin = [e for e in results.gallery if e.dataset == "tin"]
     assert tin[0].score == results.scores("s0", "nac", "tin").score.max()
     for example in results.gallery:

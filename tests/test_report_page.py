@@ -4,14 +4,16 @@ import base64
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Iterator
 
 import pytest
 from jobs import free_port
 from PIL import Image
-from report_example import WORKED, build
+from report_example import SETS, WORKED, build
 
+from nac_openood.benchmark.run.results import ConfidentMistakes, Mistake
 from nac_openood.report.comparison import write_page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -33,7 +35,13 @@ if CHROMIUM is None or DRIVER is None:
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_page(build(tmp_path_factory.mktemp("page"))).resolve().as_uri()
+    files = [f"gallery/{number:02d}.png" for number in range(12)]
+    sets = {info.name: (info.images, 40, 30) for info in SETS[1:]}
+    mistakes = tuple(Mistake(name, "1.png", "cat", 0.9996, 0.004, files[0]) for name in [*sets][:3])
+    shown = dict.fromkeys(sets, files[:4])
+    told = ConfidentMistakes("NAC", 10, 300, sets, mistakes, 0.9, 0.05, files[:8], shown)
+    found = build(tmp_path_factory.mktemp("page"), lambda r: replace(r, confident=told))
+    return write_page(found).resolve().as_uri()
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +125,7 @@ def test_the_page_is_whole_quiet_and_visible(browser, url, width, name):
     images = browser.execute_script(
         "return [...document.images].map(i => [i.complete, i.naturalWidth, i.clientWidth, i.alt])"
     )
-    assert len(images) == 12
+    assert len(images) == 12 + 3 + 8 + 4 * (len(SETS) - 1)
     assert all(done and natural > 0 and w > 0 and alt for done, natural, w, alt in images)
 
 

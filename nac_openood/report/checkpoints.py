@@ -197,7 +197,7 @@ def _volume(ranked: RankedRuns) -> Section:
     figure = Lines("volume", title, label, "RC with test accuracy", series, log_x=True)
     text = (
         "On few test samples, test accuracy is too noisy to agree with any criterion. Means over "
-        "random draws of the test data and over runs; bands show one standard deviation over runs."
+        "random draws of the test data and over runs; bands show one sample deviation over runs."
     )
     return Section("volume", "Volume of test data", [Figures([figure], text)] if series else [])
 

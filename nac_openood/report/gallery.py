@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Iterator, Optional, Sequence
 
 from nac_openood.benchmark.methods.table import METHODS, NAC
@@ -47,6 +48,7 @@ def hardest_samples(ranked: Ranked) -> Section:
 
 def _groups(results: Results, samples: Sequence[HardSample]) -> Iterator[Examples]:
     """The samples by kind, with bars relative to the highest value."""
+    samples = [replace(e, layers={_short(n): v for n, v in e.layers.items()}) for e in samples]
     scale = max([1.0, *(v for e in samples for v in e.layers.values() if v == v)])
     found: dict[str, list[Example]] = {}
     for e in samples:
@@ -56,6 +58,10 @@ def _groups(results: Results, samples: Sequence[HardSample]) -> Iterator[Example
         shown = Example(e.dataset, e.name, bars, image, score, labels)
         found.setdefault(e.kind, []).append(shown)
     yield from (Examples(title, found[kind]) for kind, title in _KINDS.items() if kind in found)
+
+
+def _short(layer: str) -> str:
+    return layer.replace(" (distance)", " dist.")
 
 
 def picture_in(results: Results, file: Optional[str]) -> Optional[str]:

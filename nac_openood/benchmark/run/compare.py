@@ -228,9 +228,19 @@ def _start(
         study.say(f"{name} failed: {error_text(error)}")
         return "failed", error_text(error)
     study.say(f"{name}: accuracy {accuracy:.2f} %")
-    if accuracy < 2 * 100 / study.sets.n_classes:
-        study.say(f"{name} is hardly better than chance: check its weights and the transform")
+    for doubt in _by_chance(study, {name: accuracy}):
+        study.say(doubt)
     return run
+
+
+def _by_chance(study: Study, accuracy: Mapping[str, float]) -> Iterator[str]:
+    """A note for each network that is no better than chance."""
+    for name, percent in accuracy.items():
+        if percent < 2 * 100 / study.sets.n_classes:
+            yield (
+                f"{name} is hardly better than chance, with an accuracy of {percent:.1f} %: check "
+                "its weights, the transform, and whether its classes are in the order of the data's"
+            )
 
 
 # ---- the table
@@ -271,8 +281,9 @@ def tabulate(
     return Results(
         study.out, study.sets.id_name, study.arch, study.command,
         created.isoformat(timespec="seconds"), versions(), machine, tuple(sets), runs, rows,
-        gallery=tuple(hardest(study, first, ready)), notes=tuple(_notes(study, rows)),
-        surrogates=study.surrogates, confident=confident_mistakes(study, first, ready),
+        gallery=tuple(hardest(study, first, ready)), surrogates=study.surrogates,
+        notes=(*_by_chance(study, accuracy), *_notes(study, rows)),
+        confident=confident_mistakes(study, first, ready),
     )  # fmt: skip
 
 
