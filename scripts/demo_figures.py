@@ -72,7 +72,7 @@ def picture(page: Path, target: Path, size: tuple[int, int], scale: int = 1) -> 
         )  # fmt: skip
         with Image.open(shot) as image:
             # few colors: the page looks the same at a third of the size
-            image.convert("RGB").quantize(128).save(target, optimize=True)
+            image.convert("RGB").quantize(256).save(target, optimize=True)
 
 
 def main() -> None:
