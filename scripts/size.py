@@ -51,11 +51,11 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 #: and the leaderboard 240, stored arrays 85, what is printed and shown 180, the
 #: audit of guarantees 160.
 LIMITS: dict[str, int] = {
-    "code lines": 18_285,
+    "code lines": 18_300,
     "files": 143,
     "record types": 115,
     "modules below 120 lines with one importer": 15,
-    "code lines of tests": 17_700,
+    "code lines of tests": 17_715,
 }
 #: How many files each call may pass through. The advice after a search compares with methods that
 #: read the head: three files more.
