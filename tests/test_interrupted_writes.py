@@ -21,6 +21,7 @@ from nac_openood.benchmark.run.results import Results
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.core.reading import Reading
 from nac_openood.demo.embedded import EmbeddedImages, write_openood
+from nac_openood.detector.drift import DriftMonitor
 from nac_openood.detector.outcomes import Scores
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError
@@ -84,6 +85,12 @@ def monitor(folder, n):
     CoverageMonitor([batch], every=1, path=folder / "best.pt")(1, net(n))
 
 
+def drift_monitor(folder, n):
+    watching = DriftMonitor(np.arange(9))
+    watching.update_scores(np.arange(10 * n))
+    watching.save(folder / "x")
+
+
 #: By name: writes something that depends on a number into a folder.
 WRITERS = {
     "text": lambda folder, n: files.write_text(folder / "x", f"{n}" * 9000),
@@ -112,6 +119,7 @@ WRITERS = {
     "landscape": lambda folder, n: draw_landscape(folder / "x.png", found(n)),
     "checkpoint": lambda folder, n: SaveCheckpoints(folder)(1, net(n)),
     "monitor": monitor,
+    "drift monitor": drift_monitor,
     "embedded images": lambda folder, n: write_openood(folder, sets(n)),
 }  # fmt: skip
 #: These replace folders, or remove a note before they begin: without it they are incomplete.

@@ -155,5 +155,6 @@ def evidence_figure(
     title = "No alarm" if alarm is None else f"Alarm at input {alarm:,}"
     limit = tables.Series("alarm", [(at, threshold) for at in x], printed=True)
     lines = [tables.Series("evidence", list(zip(x, map(float, evidence)))), limit]
+    below = "inputs" if alarm is None else f"inputs (dotted: {title[0].lower()}{title[1:]})"
     label = "evidence of drift, powers of 10"
-    return tables.Lines("evidence", title, "inputs", label, lines, mark=alarm)
+    return tables.Lines("evidence", title, below, label, lines, mark=alarm)
