@@ -58,13 +58,11 @@ class _Verdicts(NamedTuple):
 class Verdicts(_Verdicts):
     """The results of a detector for a batch, in tensors `[batch]` on the CPU.
 
-    Args:
+    Attributes:
         prediction: the network's class, int64.
         confidence: the softmax probability of that class, float64.
         score: higher = more in-distribution; NaN where readings were NaN or Inf.
         p_value: how unusual the score is, float64; NaN where the score is.
-
-    Attributes:
         alpha: the level at which they are shown as out-of-distribution.
         classes: names of the network's classes, for showing.
         images: the samples, for showing.
