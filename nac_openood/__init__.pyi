@@ -8,6 +8,8 @@ from nac_openood.adapters.pytorch_ood import PyTorchOODFeatures as PyTorchOODFea
 from nac_openood.adapters.pytorch_ood import PyTorchOODNetwork as PyTorchOODNetwork
 from nac_openood.adapters.scikit_learn import NACOutlierDetector as NACOutlierDetector
 from nac_openood.benchmark.api import compare as compare
+from nac_openood.benchmark.api import log_to_tensorboard as log_to_tensorboard
+from nac_openood.benchmark.api import log_to_wandb as log_to_wandb
 from nac_openood.benchmark.methods.table import register_method as register_method
 from nac_openood.core.coverage import Coverage as Coverage
 from nac_openood.core.layer_config import IntegralConfig as IntegralConfig

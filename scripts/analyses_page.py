@@ -1,9 +1,9 @@
-"""Write docs/analyses.md from docs/analyses.json, after taking in what `analyze` has found.
+"""Write benchmarks/notes/analyses.md from analyses.json, after taking in what `analyze` found.
 
     python scripts/analyses_page.py --embedded DIR --mini DIR --pacs DIR    # take in what is new
     python scripts/analyses_page.py                                         # write the page again
 
-Folders that are not given keep what docs/analyses.json says about them.
+Folders that are not given keep what benchmarks/notes/analyses.json says about them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nac_openood import analysis
 from nac_openood.files import write_json
 
 HERE = Path(__file__).parent
-DOCS = HERE.parent / "docs"
+NOTES = HERE.parent / "benchmarks" / "notes"
 KINDS = (
     "states", "layers", "params", "samples", "near", "weighted", "calibration", "agreement",
     "cost", "schemes",
@@ -184,16 +184,16 @@ def page(findings: Mapping[str, Mapping[str, Finding]]) -> str:
 
 
 def figures(source: str, kind: str) -> list[str]:
-    """The names of the figures of an analysis, in docs/analyses."""
+    """The names of the figures of an analysis, in benchmarks/notes/analyses."""
     return [f"{source}-{kind}-{key}.svg" for key in FIGURES.get(source, {}).get(kind, ())]
 
 
 def copy_figures(source: str, folder: Path) -> None:
-    """Copy the figures that the page shows into docs/analyses."""
-    (DOCS / "analyses").mkdir(exist_ok=True)
+    """Copy the figures that the page shows into benchmarks/notes/analyses."""
+    (NOTES / "analyses").mkdir(exist_ok=True)
     for kind in FIGURES.get(source, {}):
         for name in figures(source, kind):
-            shutil.copyfile(folder / name[len(source) + 1 :], DOCS / "analyses" / name)
+            shutil.copyfile(folder / name[len(source) + 1 :], NOTES / "analyses" / name)
 
 
 def markdown(found: Mapping[str, Any]) -> str:
@@ -223,7 +223,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     for name in SOURCES:
         parser.add_argument(f"--{name}", type=Path, metavar="DIR")
     args = parser.parse_args(arguments)
-    file = DOCS / "analyses.json"
+    file = NOTES / "analyses.json"
     findings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     for name in SOURCES:
         folder = getattr(args, name)
@@ -231,7 +231,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         if folder:
             copy_figures(name, folder)
     write_json(file, findings)
-    (DOCS / "analyses.md").write_text(page(findings), encoding="utf-8")
+    (NOTES / "analyses.md").write_text(page(findings), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -46,22 +46,23 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 #: inputs of networks that are noticed 370, later methods 420, the leaderboard 30, errors of the
 #: service and the command line that tell more 160, one set of defaults 20, stored arrays 85 and a
 #: file that needs no library, advice that compares with later methods 60, what results print and
-#: notebooks show 220, confident mistakes in reports 195. Tests: what publishes a release 170, the
-#: code of the FAQ 15, the pull request for OpenOOD 120, what a detector imports 25, later methods
-#: and the leaderboard 240, stored arrays 85, what is printed and shown 180, the
-#: audit of guarantees 160.
+#: notebooks show 220, confident mistakes in reports 195, paired tests, LaTeX tables and
+#: loggers of comparisons 280, what a fit finds of synthetic OOD images 110. Tests: these two 190,
+#: what publishes a release 170, the code of the FAQ 15, the pull request for OpenOOD 120, what a
+#: detector imports 25, later methods and the leaderboard 240, stored arrays 85, what is printed and
+#: shown 180, the audit of guarantees 160.
 LIMITS: dict[str, int] = {
-    "code lines": 18_300,
-    "files": 143,
-    "record types": 115,
-    "modules below 120 lines with one importer": 15,
-    "code lines of tests": 17_715,
+    "code lines": 18_860,
+    "files": 146,
+    "record types": 118,
+    "modules below 120 lines with one importer": 16,
+    "code lines of tests": 17_975,
 }
 #: How many files each call may pass through. The advice after a search compares with methods that
 #: read the head: three files more.
 FILE_LIMITS: dict[str, int] = {
     "nac-openood score": 36,
-    "nac-openood compare": 69,
+    "nac-openood compare": 71,
     "plugin: setup with search": 29,
     "plugin: inference": 15,
     "NACDetector.fit": 17,

@@ -1,4 +1,4 @@
-"""docs/analyses.md: made from docs/analyses.json, and complete."""
+"""benchmarks/notes/analyses.md: made from analyses.json, and complete."""
 
 import json
 import re
@@ -22,13 +22,13 @@ def script():
 
 
 def test_the_page_is_what_the_script_writes(script):
-    findings = json.loads((ROOT / "docs" / "analyses.json").read_text())
-    assert (ROOT / "docs" / "analyses.md").read_text() == script.page(findings)
+    findings = json.loads((ROOT / "benchmarks/notes" / "analyses.json").read_text())
+    assert (ROOT / "benchmarks/notes" / "analyses.md").read_text() == script.page(findings)
 
 
 def test_every_kind_has_a_section(script):
     assert set(script.KINDS) == set(KINDS)
-    page = (ROOT / "docs" / "analyses.md").read_text()
+    page = (ROOT / "benchmarks/notes" / "analyses.md").read_text()
     assert re.findall(r"^## (\w+)$", page, flags=re.M) == list(script.KINDS)
 
 
@@ -48,4 +48,4 @@ def test_commands_scripts_and_links_exist():
                 assert words[0] == "nac-openood" and words[1] in commands, text
                 assert words[1] != "analyze" or words[2] in KINDS, text
         for link in re.findall(r"\]\((\S+?)\)", row["measured"]):
-            assert (ROOT / "docs" / link).is_file(), link
+            assert (ROOT / "benchmarks/notes" / link).is_file(), link

@@ -20,8 +20,10 @@ from nac_openood.analysis.states import PARTS, part_readings, separating_neuron
 from nac_openood.benchmark.api import compare
 from nac_openood.benchmark.methods.table import Method
 from nac_openood.benchmark.run.network import NetworkRun
+from nac_openood.benchmark.run.results import metrics_by_set
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.core.metrics import auroc
+from nac_openood.detector.config import NACConfig
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError, NACError
@@ -404,3 +406,41 @@ def test_the_page_is_about_one_network(example, tmp_path):
     write_finding(example, tmp_path)
     text = write_analysis_page(tmp_path).read_text()
     assert "It is so." in text and "Of another network." not in text
+
+
+def test_studies_of_nac_plus(net, tmp_path):
+    config = NACConfig({}, n_samples=100, rule="nac_plus")
+    data = prepared(net, tmp_path, config=config)
+    assert all(reading.gradient is None for reading in data.scored["test"].values())
+    found = finding(data, "layers")
+    # all layers: what a detector gives that is fitted and calibrated on the same data
+    detector, sets = NACDetector(net), data.run.study
+    detector.fit(sets.fitting["train"].loader(), 100, progress=False)
+    detector.calibrate(sets.fitting["id_val"].loader(), progress=False)
+    scores = {
+        name: detector.score_loader(samples.loader(), progress=False).score
+        for name, samples in sets.scored.items()
+    }
+    expected = metrics_by_set(scores, data.roles, data.accuracy)
+    every = numbers(found, layers="+".join(data.layers))
+    assert every == pytest.approx({name: line["AUROC"] for name, line in expected.items()})
+    parts = [row[0] for row in found.tables[1].rows]
+    assert parts[0] == "logits (GEN)" and len(parts) == 1 + 2 * len(data.layers)
+    assert len(found.tables[0].rows) == 2 ** len(data.layers) - 1
+    few = finding(data, "samples", shares=(0.2, 1.0), repeats=2)
+    assert [row[0].split()[0] for row in few.tables[0].rows] == ["50", "250"]
+    assert {r["repeat"] for r in few.records} == {0, 1}
+    methods = {r["method"] for r in finding(data, "calibration").records}
+    assert "NAC+, fitted" in methods and "NAC" not in methods
+    timed = finding(data, "cost", repeats=1, methods=["msp"], most_samples=40)
+    own = [name for name in timed.values["summary"] if name.startswith("NAC")]
+    assert own == [f"NAC+, {n} layer{'s' if n > 1 else ''}" for n in range(1, len(data.layers) + 1)]
+    with pytest.raises(
+        NACError, match="NAC\\+ does not have. For NAC\\+ there are layers, samples,"
+    ):
+        finding(data, "params")
+    assert [k.name for k in chosen_kinds(["all"], "nac_plus")] == [
+        "layers",
+        "samples",
+        "calibration",
+    ]

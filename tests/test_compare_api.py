@@ -19,6 +19,7 @@ import nac_openood
 from nac_openood import LayerConfig, NACConfig, NACError, compare
 from nac_openood.benchmark.methods import table
 from nac_openood.benchmark.methods.table import METHODS, Method
+from nac_openood.benchmark.run.compare import TimeLeft
 from nac_openood.benchmark.run.results import Results
 from nac_openood.report.comparison import write_page, write_tables
 from nac_openood.sources.samples import Samples
@@ -207,6 +208,89 @@ def test_several_networks(data):
     listed = run(list(nets.values()), data)
     assert [r.name for r in listed.runs] == ["SmallNet-0", "SmallNet-1"]
     assert list(aurocs(listed).values()) == list(aurocs(results).values())
+
+
+class Board:
+    """What a `SummaryWriter` and a run of wandb have in common with us."""
+
+    def __init__(self):
+        self.scalars, self.logged = {}, []
+
+    def add_scalar(self, name, value, step):
+        self.scalars[name, step] = value
+
+    def log(self, values):
+        self.logged.append(values)
+
+
+def test_loggers_get_each_result_as_soon_as_it_is_there(data, tmp_path):
+    nets, board, said = {"a": small_net(None), "b": small_net(None)}, Board(), []
+    write = nac_openood.log_to_tensorboard(board)
+
+    def both(row):
+        said.append((row.run, row.method))
+        write(row)
+        nac_openood.log_to_wandb(board)(row)
+
+    results = run(nets, data, on_result=both, out=tmp_path, say=said.append)
+    (nac,) = [n for n, each in enumerate(said) if str(each).startswith("[2/2")][:1]
+    assert said.index(("a", "toy")) < nac < said.index(("a", "nac"))
+    rows = [each for each in said if isinstance(each, tuple)]
+    assert rows == [("a", "toy"), ("a", "nac"), ("b", "toy"), ("b", "nac")]
+    for row in results.rows:
+        step = ["a", "b"].index(row.run)
+        auroc = row.metrics["far away"]["AUROC"]
+        assert board.scalars[f"{row.method}/far away/AUROC", step] == auroc
+        assert board.scalars[f"{row.method}/ms_per_image", step] == row.ms_per_image
+        assert {f"{row.run}/{row.method}/far away/AUROC": auroc}.items() <= {
+            at: value for each in board.logged for at, value in each.items()
+        }.items()
+
+    def broken(row):
+        raise ConnectionError("no server")
+
+    with pytest.warns(UserWarning, match="`on_result` failed for .*: ConnectionError: no server"):
+        again = run(nets, data, on_result=broken, out=tmp_path)
+    assert aurocs(again) == aurocs(results)
+
+
+def test_tensorboard_itself(data, tmp_path):
+    tensorboard = pytest.importorskip("torch.utils.tensorboard", exc_type=ImportError)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with tensorboard.SummaryWriter(tmp_path) as writer:
+        log = nac_openood.log_to_tensorboard(writer)
+        results = run(small_net(None), data, ["toy"], on_result=log)
+    found = EventAccumulator(str(tmp_path))
+    found.Reload()
+    (scalar,) = found.Scalars("toy/far away/AUROC")
+    assert scalar.value == pytest.approx(results.rows[0].metrics["far away"]["AUROC"])
+
+
+def test_the_time_left_is_that_of_earlier_networks(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    left = TimeLeft([(run, method) for run in "abc" for method in ("msp", "nac")])
+    seen = []
+    for run_name, method, seconds in (("a", "msp", 10), ("a", "nac", 3600), ("b", "msp", 0.01)):
+        now[0] += seconds
+        left.finished(run_name, method)
+        seen.append(str(left))
+    # msp takes 10 s, and nac at first as long as msp
+    assert seen == [", about 50 s left", ", about 2.0 h left", ", about 2.0 h left"]
+    assert str(TimeLeft([("a", "msp")])) == ""
+
+
+def test_the_scores_of_all_methods_in_one_file(data, tmp_path):
+    results = run(small_net(None), data, out=tmp_path)
+    write_tables(results)
+    with np.load(tmp_path / "scores.npz") as stored:
+        assert len(stored) == 3 * (2 + 2)  # sets, methods, prediction and label
+        for name in ("test", "shifted", "far away"):
+            for method in ("toy", "nac"):
+                expected = results.scores("SmallNet", method, name)
+                np.testing.assert_array_equal(stored[f"SmallNet/{method}/{name}"], expected.score)
+            np.testing.assert_array_equal(stored[f"SmallNet/label/{name}"], expected.label)
 
 
 def test_checkpoints_are_loaded_one_after_the_other(data, tmp_path):

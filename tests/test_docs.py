@@ -25,13 +25,14 @@ def blocks(page):
         yield "\n" * page[: match.start(1)].count("\n") + match.group(1)
 
 
-def run_page(page, section="", **names):
-    """Run the Python blocks of a page in docs/, or of one of its sections.
+def run_page(page, section="", before="", **names):
+    """Run the Python blocks of a page in docs/, or of one of its sections, or before one.
 
     Returns:
         `names` and those that the page has defined.
     """
     text = (DOCS / page).read_text(encoding="utf-8")
+    text = text.partition(f"\n## {before}\n")[0] if before else text
     if section:
         before, _, rest = text.partition(f"\n## {section}\n")
         text = "\n" * (before.count("\n") + 2) + rest.partition("\n## ")[0]
@@ -165,7 +166,9 @@ def test_the_examples_of_compare_run(here, monkeypatch):
     monkeypatch.setattr(table, "METHODS", dict(table.METHODS))
     arguments = "{n_samples: 60, layers: {avgpool: {n_bins: 50}}}"
     Path("nac.yml").write_text(f"postprocessor: {{postprocessor_args: {arguments}}}")
-    rows = run_page("compare.md", **offered)["results"].rows
+    names = run_page("compare.md", before="Rules of your own", **offered)
+    rows = names["results"].rows
+    assert names["missed"].shape == (32,) and names["missed"].dtype == bool
     assert {row.method: row.status for row in rows} == {"msp": "ok", "knn": "ok", "nac": "ok"}
     sets = {"train": "train_set", "id_val": "val_set", "test": "test_set"}
     data = {role: offered[name] for role, name in sets.items()}

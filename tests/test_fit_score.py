@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 
 import numpy as np
@@ -12,9 +13,11 @@ import torch
 from own_project import copied
 from PIL import Image
 from test_locks import holding
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from nac_openood import NACDetector
 from nac_openood.cli import main
+from nac_openood.search.power import measure_power
 from nac_openood.sources.fitted import drift_of, expand, judge_images, load_fitted
 from nac_openood.sources.networks import build, network_of
 
@@ -60,7 +63,10 @@ def test_fit_prints_what_one_needs_to_know(here, tmp_path, capsys):
     caught = capsys.readouterr()
     lines = dict(line.split(maxsplit=1) for line in caught.out.splitlines() if " " in line)
     assert lines["layers"] == "stem.2, middle (found by running the network)"
-    assert lines["accuracy"] == "100.0% of 120 validation samples"
+    assert lines["accuracy"] == "100.0% of 120 validation samples, 100.0% of training samples"
+    shares = "100% of noise, [0-9]+% of scrambled, [0-9]+% of mixed images at p <= 0.1"
+    assert re.match(f"finds {shares} \\(64 of each, made from val", lines["power"])
+    assert lines["mistakes"] == "the network makes none on validation samples"
     assert lines["threshold"].endswith("that is p <= 0.1") and caught.err == ""
     assert "alarms  p <= 0.1: " in caught.out and "of 80 samples" in caught.out
     det = NACDetector.load(out, network_of("net.py:make", 4, "net.pt"))
@@ -111,7 +117,9 @@ def test_suspicious_fits_are_told(here, tmp_path, capsys):
     out = ["--out", str(tmp_path / "d"), "--transform", "transform.yml"]
     options = ["--arch", "net.py:make", "--checkpoint", str(tmp_path / "random.pt")]
     assert fit(*options, *DATA, *out) == 0
-    assert "no better than chance (25.0%). Check the weights" in capsys.readouterr().err
+    message = capsys.readouterr()
+    assert "no better than chance (25.0%). Check the weights" in message.err
+    assert re.search(r"mistakes +finds \d+% of 90 wrong predictions \(AUROC \d+\.\d\)", message.out)
 
     # the head's classes in another order than the folders
     state = torch.load("net.pt", weights_only=True)
@@ -495,6 +503,35 @@ def test_validation_data_far_below_the_training_data_is_told(here, tmp_path, cap
         rows.append(f"{path},{'parrot' if number % 3 else path.parent.name}")
     (tmp_path / "val.csv").write_text("\n".join(rows))
     options = [*NETWORK, "--transform", "transform.yml", "--train", "birds/train"]
-    assert fit(*options, "--val", str(tmp_path / "val.csv"), "--out", str(tmp_path / "d")) == 0
+    options += ["--val", str(tmp_path / "val.csv"), "--out", str(tmp_path / "d")]
+    assert fit(*options) == 1 and not (tmp_path / "d").exists()
     message = capsys.readouterr().err
-    assert "far below the 100.0% of training samples (standard error" in message
+    assert (
+        "far below the 100.0% of training samples (standard error of the difference: 4." in message
+    )
+    assert "Nothing was written; --force writes the detector anyway" in message
+    assert fit(*options, "--force") == 0 and (tmp_path / "d").exists()
+
+
+def test_low_accuracy_with_a_published_transform_and_own_weights_is_told(here, tmp_path, capsys):
+    torch.manual_seed(0)
+    torch.save(build("resnet_embedded", 4).state_dict(), "small.pt")
+    options = ["--arch", "resnet_embedded", "--checkpoint", "small.pt", *DATA]
+    assert fit(*options, "--out", str(tmp_path / "d")) == 0
+    message = capsys.readouterr().err
+    assert re.search(r"is right on 2\d\.\d% of training samples, with the transform .*own", message)
+
+
+def test_little_power_is_told(here):
+    net = network_of("net.py:make", 4, "net.pt")
+    det = NACDetector(net)
+    draw = torch.Generator().manual_seed(0)
+    samples = TensorDataset(torch.randn(300, 3, 32, 32, generator=draw), torch.arange(300) % 4)
+    train, val = (DataLoader(Subset(samples, range(*at)), 50) for at in ((0, 200), (200, 300)))
+    det.fit(train).calibrate(val)  # pure noise: the synthetic images are like the data
+    power = measure_power(det, val, train)
+    assert power.n == 64 and power.mean < 0.4 and power.found["noise"] < 0.3
+    assert any("the detector has little power: it finds" in text for text in power.warnings)
+    easy = measure_power(det, val, alpha=0.9)
+    assert easy.mean > 0.5 and not any("little power" in text for text in easy.warnings)
+    assert measure_power(det, [torch.zeros(4, 3, 32, 30)]) is None

@@ -6,9 +6,11 @@ import re
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import product
 
 import numpy as np
 import pytest
+import torch
 from processes import run_code
 from report_example import ERROR, METHODS, RUNS, SETS, WORKED, build
 from sklearn.metrics import roc_auc_score
@@ -24,8 +26,10 @@ from nac_openood.benchmark.run.results import (
     Row,
     SetInfo,
 )
+from nac_openood.benchmark.run.significance import Difference, _holm, clearly
 from nac_openood.benchmark.run.store import StoredScores, method_folder, write_scores
 from nac_openood.cli import main
+from nac_openood.core.metrics import auroc, auroc_intervals
 from nac_openood.detector.outcomes import Scores
 from nac_openood.report import comparison
 from nac_openood.report.comparison import results_csv, summary_table, write_page, write_tables
@@ -274,11 +278,96 @@ def test_confident_mistakes_of_any_name(tmp_path, files):
 def test_the_same_results_give_the_same_bytes(tmp_path):
     found = few(tmp_path / "a")
     written = [*write_tables(found), write_page(found)]
-    assert [p.name for p in written] == ["results.csv", "results.md", "report.html"]
+    tables = ["results.csv", "results.md", "summary.csv", "scores.npz"]
+    assert [p.name for p in written] == [*tables, "report.html"]
     first = [p.read_bytes() for p in written]
     code = "import sys; from nac_openood.cli import main; sys.exit(main(['report', sys.argv[1]]))"
     assert run_code(code, found.folder).returncode == 0
     assert [p.read_bytes() for p in written] == first
+
+
+def test_means_and_sample_deviations_of_every_metric(results):
+    write_tables(results)
+    with (results.folder / "summary.csv").open(newline="") as file:
+        lines = {(line["method"], line["dataset"]): line for line in csv.DictReader(file)}
+    rows = results.methods()["knn"]
+    for dataset, metric in product(("tin", NEAR), METRICS):
+        each, line = [row.metrics[dataset][metric] for row in rows], lines["knn", dataset]
+        title = str(SHOWN.get(metric, metric))
+        assert float(line[title]) == pytest.approx(np.mean(each))
+        assert float(line[f"{title} std"]) == pytest.approx(np.std(each, ddof=1))
+        assert line["runs"] == "2"
+    assert lines["gram", ""]["AUROC"] == "" and lines["gram", ""]["runs"] == "0"
+    text = markdown(results)
+    assert "sample standard deviation over 2 checkpoints" in text
+    for metric in ("AUPR_IN", "AUPR_OUT"):
+        value = results.value("knn", "tin", metric)
+        assert f"{value.mean:.2f} ± {value.std:.2f}" in text
+
+
+def test_differences_are_those_of_delong_and_of_the_bootstrap(results):
+    rows = [results.scores("s0", method, "tin").score for method in ("knn", "msp")]
+    known = [results.scores("s0", method, "cifar10").score for method in ("knn", "msp")]
+    inside, outside = (torch.tensor(np.stack(each)) for each in (known, rows))
+    (expected,) = auroc_intervals(inside, outside)[1][1:]
+    one = replace(results, rows=[row for row in results.rows if row.run == "s0"])
+    (found,) = [d for d in one.differences("knn", "tin") if d.method == "msp"]
+    assert found[1:4] == pytest.approx([100 * x for x in expected])
+    # the mean over sets and networks: resample what they share, the samples
+    (found,) = [d for d in results.differences("knn", NEAR) if d.method == "msp"]
+    assert found.points == pytest.approx(
+        results.value("msp", NEAR, "AUROC").mean - results.value("knn", NEAR, "AUROC").mean
+    )
+    assert (found.ahead, found.runs) == (0, 2) and clearly(found) == "behind"
+    draw, gaps = np.random.default_rng(0), []
+    sizes = {s.name: s for s in SETS[:3]}
+    names = tuple(sizes)
+    scores = {
+        (run.name, method, name): results.scores(run.name, method, name).score
+        for run, method, name in product(RUNS, ("knn", "msp"), names)
+    }
+    for _ in range(200):
+        rows = {n: draw.integers(0, s.images, s.images) for n, s in sizes.items()}
+        drawn = {at: score[rows[at[2]]] for at, score in scores.items()}
+        aurocs = [
+            sum(
+                sign * float(auroc(drawn[r, m, "cifar10"], drawn[r, m, n]))
+                for m, sign in (("msp", 1), ("knn", -1))
+            )
+            for r, n in product(("s0", "s1"), names[1:])
+        ]
+        gaps.append(100 * np.mean(aurocs))
+    assert (found.high - found.low) / (2 * 2.5758) == pytest.approx(np.std(gaps), rel=0.2)
+
+
+def test_p_values_are_corrected_for_the_number_of_methods():
+    many = [Difference(str(p), 1.0, 0.0, 2.0, p, 1, 1) for p in (0.04, 0.001, 0.03, 0.5)]
+    assert [d.p for d in _holm(many)] == pytest.approx([0.09, 0.004, 0.09, 0.5])
+    assert [clearly(d) for d in _holm(many)] == [None, "ahead", None, None]
+
+
+def test_tables_for_latex(tmp_path, capsys):
+    evil = r"50 % & $x_1^{2}$ \end{tabular} ~ #"
+    found = few(tmp_path, rows_changed("knn", title=evil))
+    found.save()
+    assert main(["report", str(tmp_path), "--latex"]) == 0
+    assert "results.tex" in capsys.readouterr().out
+    text = (tmp_path / "results.tex").read_text()
+    bare = re.sub(r"\\[&%$#_{}]", "", text)  # escaped characters
+    assert bare.count("{") == bare.count("}") and not set("#_^~") & set(bare)
+    tables = re.findall(r"\\begin\{table\}.*?\\end\{table\}", text, re.S)
+    assert len(tables) == 1 + 5  # the ranking, and a table per metric
+    for table in tables:
+        layout = re.search(r"\\begin\{tabular\}\{(l+r+)\}", table).group(1)
+        body = table.split(r"\toprule")[1].split(r"\bottomrule")[0]
+        lines = [re.sub(r"\\&", "", line) for line in body.splitlines() if line.endswith(r"\\")]
+        heads, *rows = lines[1:]
+        assert {line.count("&") for line in (heads, *rows)} == {len(layout) - 1}
+        assert len(rows) == 3 and "NAC &" in table.split(r"\midrule")[1]
+        assert lines[0].count(r"\multicolumn") <= len(layout)
+    best = found.value("knn", NEAR, "AUROC")
+    assert rf"\textbf{{{best.mean:.2f}}} {{\scriptsize $\pm$ {best.std:.2f}}}" in tables[0]
+    assert r"50 \% \& \$x\_1\textasciicircum{}\{2\}\$ \textbackslash{}end" in tables[0]
 
 
 NO_NUMBERS = {s: dict.fromkeys(METRICS, float("nan")) for s in ("tin", "mnist", NEAR, FAR)}
@@ -415,7 +504,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert main(["report", str(tmp_path), "--open"]) == 0
     assert opened == [(tmp_path / "report.html").as_uri()]
     message = capsys.readouterr().out
-    assert "> NAC" in message and "results.csv, results.md, report.html" in message
+    assert "> NAC" in message and "summary.csv, scores.npz, report.html" in message
     monkeypatch.setattr("webbrowser.open", lambda url: False)
     assert main(["report", str(tmp_path), "--open"]) == 0
     assert "no browser found" in capsys.readouterr().err

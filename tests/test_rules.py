@@ -172,13 +172,14 @@ def test_explanations_add_up(mean_rule, rule, small_net, loader, images):
         assert all(len(neurons) == 2 for neurons in found[row].neurons.values())
 
 
-# ---- the rule of docs/own_rule.md, in a package that offers it as an entry point
+# ---- the rule of docs/compare.md, in a package that offers it as an entry point
 
 
 @pytest.fixture
 def outside(tmp_path, monkeypatch):
     """An installed package with the rule of the docs page; returns the page's Python blocks."""
-    page = (Path(__file__).parents[1] / "docs" / "own_rule.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "compare.md").read_text(encoding="utf-8")
+    page = page.split("\n## Rules of your own\n")[1]
     definition, use = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     entry = re.search(r'points."(.+?)"\]\n(\w+) = "(.+?):(\w+)"', page)
     package = tmp_path / "site"

@@ -26,7 +26,7 @@ def site(tmp_path_factory):
 
 
 def test_its_reference_has_every_public_name(site):
-    pages = "".join(path.read_text() for path in (site / "api").glob("*.html"))
+    pages = (site / "api.html").read_text()
     documented = set(re.findall(r'id="nac_openood\.(?:\w+\.)*(\w+)"', pages))
     assert not set(nac_openood.__all__) - {"__version__"} - documented
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: The name that stands for all kinds that need only readings.
 ALL = "all"
+#: The rule that has its own studies of some kinds.
+PLUS = "nac_plus"
 
 
 class Kind(NamedTuple):
@@ -28,31 +30,39 @@ class Kind(NamedTuple):
         help: what it shows, for the help text.
         module: the module of this package with the function of that name.
         in_all: whether "all" includes it: it needs no other networks and measures no times.
+        plus: the function for NAC+, "module:function"; empty if the study is about NAC only.
     """
 
     name: str
     help: str
     module: str
     in_all: bool = True
+    plus: str = ""
 
 
 #: Every kind by name, in the order of the page.
 KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (
     Kind("states", "output, gradient or both: what the neuron state is made of", "states"),
-    Kind("layers", "which layers to combine, for every subset of them", "ablations"),
+    Kind("layers", "which layers to combine, for every subset of them", "ablations",
+         plus="plus:plus_layers"),
     Kind("params", "alpha, r and M, one at a time around the settings in use", "ablations"),
-    Kind("samples", "how many training samples NAC needs", "ablations"),
+    Kind("samples", "how many training samples NAC needs", "ablations",
+         plus="plus:plus_samples"),
     Kind("near", "near-OOD data: NAC and the baselines that work on features", "methods"),
     Kind("weighted", "searched weights of the layers against equal weights", "ablations"),
-    Kind("calibration", "calibration errors, where OOD samples count as wrong", "calibration"),
+    Kind("calibration", "calibration errors, where OOD samples count as wrong", "calibration",
+         plus="calibration:calibration"),
     Kind("agreement", "which samples NAC and other methods disagree on", "methods"),
-    Kind("cost", "time and memory, compared with other methods", "cost", in_all=False),
+    Kind("cost", "time and memory, compared with other methods", "cost", in_all=False,
+         plus="cost:cost"),
     Kind("schemes", "NAC on networks that were trained by other schemes", "schemes", in_all=False),
 )}  # fmt: skip
 
 
-def chosen_kinds(names: Sequence[str]) -> list[Kind]:
+def chosen_kinds(names: Sequence[str], rule: str = "nac") -> list[Kind]:
     """The rows of these names, without duplicates, in the order of the table.
+
+    For NAC+, "all" leaves out the studies that are about NAC only.
 
     Raises:
         NACError: for an unknown name, listing the known ones.
@@ -61,7 +71,8 @@ def chosen_kinds(names: Sequence[str]) -> list[Kind]:
     if unknown or not names:
         wrong = f"unknown kind of analysis {unknown}" if unknown else "no kind of analysis"
         raise NACError(f"{wrong}; expected some of {', '.join(KINDS)}, or '{ALL}'.")
-    return [k for k in KINDS.values() if k.name in names or (ALL in names and k.in_all)]
+    in_all = {k.name for k in KINDS.values() if k.in_all and (rule != PLUS or k.plus)}
+    return [k for k in KINDS.values() if k.name in names or (ALL in names and k.name in in_all)]
 
 
 def analyze(
@@ -79,10 +90,17 @@ def analyze(
     """
     if options.against not in (None, "paper"):
         raise NACError(f"`against` must be 'paper' or None, got {options.against!r}.")
-    for kind in chosen_kinds(kinds):
+    for kind in chosen_kinds(kinds, data.config.rule):
         options.say(f"analysis: {kind.name}")
         try:
-            study = resolve_name(f"{__name__}.{kind.module}:{kind.name}")
+            function = f"{kind.module}:{kind.name}"
+            function = kind.plus if data.config.rule == PLUS else function
+            if not function:
+                raise NACError(
+                    f"this study is about the settings of NAC, which NAC+ does not have. For NAC+ "
+                    f"there are {', '.join(k.name for k in KINDS.values() if k.plus)}."
+                )
+            study = resolve_name(f"{__name__}.{function}")
             yield kind.name, replace(study(data, options), about=data.about())
         except FileError:  # a full disk: no other analysis would succeed
             raise

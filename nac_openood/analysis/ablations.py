@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import chain, combinations, product, repeat
-from typing import Any, Iterable, NamedTuple, Sequence
+from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
@@ -210,10 +210,10 @@ def _changes(
         yield r, replace(used, full_count=count)
 
 
-def samples(data: AnalysisData, options: Options) -> Finding:
-    """AUROC and FPR@95 over the number of training samples, drawn at random and repeatedly."""
-    study = MetricStudy(data, options, "samples", "share", "way", "repeat")
-    group, total, word = study.group, len(data.train_rows), study.word
+def drawn_shares(
+    total: int, options: Options
+) -> tuple[dict[int, float], Iterator[tuple[int, int, np.ndarray]]]:
+    """Shares by number of training samples; and numbers, repeats and rows of all draws."""
     wrong = [share for share in options.shares if not 0 < share <= 1]
     if wrong:
         raise NACError(f"`shares` must be above 0 and at most 1, got {wrong}.")
@@ -221,9 +221,21 @@ def samples(data: AnalysisData, options: Options) -> Finding:
     shares = {max(1, round(share * total)): share for share in sorted(options.shares)}
     # one draw is enough if it takes all samples
     draws = [(n, d) for n in shares for d in range(1 if n >= total else options.repeats)]
-    for n, draw in bar(draws, "samples", options.progress):
+
+    def rows(n: int, draw: int) -> np.ndarray:
         rng = np.random.RandomState([options.seed, n, draw])
-        scores = NACScores(data, data.train.rows(np.sort(rng.permutation(total)[:n])))
+        return np.sort(rng.permutation(total)[:n])
+
+    return shares, ((n, d, rows(n, d)) for n, d in bar(draws, "samples", options.progress))
+
+
+def samples(data: AnalysisData, options: Options) -> Finding:
+    """AUROC and FPR@95 over the number of training samples, drawn at random and repeatedly."""
+    study = MetricStudy(data, options, "samples", "share", "way", "repeat")
+    group, total, word = study.group, len(data.train_rows), study.word
+    shares, draws = drawn_shares(total, options)
+    for n, draw, chosen in draws:
+        scores = NACScores(data, data.train.rows(chosen))
         ratio = n / data.fitting.fit.n_samples
         scaled = {
             name: replace(used, full_count=max(1, round(used.full_count * ratio)))

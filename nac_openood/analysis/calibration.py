@@ -119,7 +119,9 @@ def calibration(data: AnalysisData, options: Options) -> Finding:
         if metric == "RMS":
             mean = dict(zip(methods, means))
             first = min((m for m in methods if m != CONSTANT), key=mean.__getitem__)
-            others = ", ".join(f"{m} {mean[m]:.1f} %" for m in _PRINTED.values() if m != first)
+            others = ", ".join(
+                f"{m} {mean[m]:.1f} %" for m in _PRINTED.values() if m != first and m in mean
+            )
             best.append(f"{first} has the lowest mean RMS error ({mean[first]:.1f} %; {others})")
     tables.append(_mean_confidences(measured))
     if options.against:
@@ -143,7 +145,9 @@ def confidences(data: AnalysisData) -> Confidences:
     logits = {name: logits_in(readings) for name, readings in sets.items()}
     scaled = {n: msp(each.double() / temperature).numpy() for n, each in logits.items()}
     unscaled = {n: msp(each).numpy() for n, each in logits.items()}
-    found: dict[str, BySet] = {MSP_TITLE: unscaled, SCALED: scaled, NAC_TITLE: scores[NAC_TITLE]}
+    found: dict[str, BySet] = {MSP_TITLE: unscaled, SCALED: scaled}
+    if NAC_TITLE in scores:
+        found[NAC_TITLE] = scores[NAC_TITLE]
     fitted: dict[str, Any] = {"temperature": temperature, "wrong": int((~val_correct).sum())}
     joint = {}
     for method in (NAC_TITLE, NAC_PLUS_TITLE):

@@ -14,6 +14,7 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optio
 
 from torch import nn
 
+from nac_openood.analysis import PLUS
 from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding, printed_entry
 from nac_openood.benchmark.methods.backends import scorers
@@ -22,6 +23,7 @@ from nac_openood.benchmark.methods.table import Method, chosen_methods
 from nac_openood.benchmark.paper.published import table
 from nac_openood.benchmark.run.cost import Meter
 from nac_openood.benchmark.run.results import Value
+from nac_openood.core import RULES
 from nac_openood.detector.batches import Batch, bar, batches
 from nac_openood.detector.config import NACConfig, preset_for
 from nac_openood.detector.detector import NACDetector
@@ -138,12 +140,16 @@ def method_runners(
 
         return Runner(title, n_val + n_fit, set_up, partial(detector.score_loader, progress=False))
 
+    rule, n_val = data.config.rule, len(data.run.samples["id_val"])
     for n in range(1, len(data.layers) + 1):
         layers = {name: data.settings[name] for name in data.layers[:n]}
-        config = NACConfig(layers, n_samples=data.config.n_samples)
-        found.append(own(f"NAC, {n} layer{'s' if n > 1 else ''}", config))
+        config = NACConfig(layers, n_samples=data.config.n_samples, rule=rule)
+        title = f"{RULES[rule][0]}, {n} layer{'s' if n > 1 else ''}"
+        found.append(own(title, config, n_val if rule == PLUS else 0))
+    if rule == PLUS:
+        return found, problems
     plus = preset_for(net, data.id_name, "nac_plus")
-    return [*found, own("NAC+", plus, len(data.run.samples["id_val"]))], problems
+    return [*found, own("NAC+", plus, n_val)], problems
 
 
 def _baseline(row: Method, scorer: Scorer, inputs: MethodInputs, batch: Batch) -> Runner:

@@ -24,14 +24,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
+from nac_openood.analysis import PLUS
 from nac_openood.analysis.finding import About
 from nac_openood.benchmark.methods.backends import NACScorer, scorers
 from nac_openood.benchmark.run import compare, network, results, store
-from nac_openood.core.layer_config import LayerConfig
+from nac_openood.core.layer_config import LayerConfig, LayoutConfig
 from nac_openood.core.posthoc import energy, msp
 from nac_openood.core.reading import logits_in
 from nac_openood.core.rule import combine
-from nac_openood.detector.batches import Say, fitting_loader, loader_like
+from nac_openood.detector.batches import Say, batches, fitting_loader, loader_like
 from nac_openood.detector.config import NACConfig, preset_or_auto
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.readings import Readings
@@ -120,7 +121,7 @@ class AnalysisData:
     train_rows: np.ndarray
     scored: Mapping[str, Readings]
     config: NACConfig
-    settings: Mapping[str, LayerConfig]
+    settings: Mapping[str, Any]
     found: Optional[SearchResult] = None
 
     @property
@@ -175,8 +176,9 @@ class AnalysisData:
         fitting subset.
         """
         fitting, sets = self.fitting, {ID_VAL: self.fitting.id_val, **self.scored}
-        nac = NACScores(self, scored=sets).scores(self.settings)
-        found: dict[str, BySet] = {advise.NAC_TITLE: nac}
+        found: dict[str, BySet] = {}
+        if self.config.rule != PLUS:
+            found[advise.NAC_TITLE] = NACScores(self, scored=sets).scores(self.settings)
         others = advise.alternatives(fitting.fit, fitting.id_val, fitting.alternative_layers)
         on_readings: dict[str, advise.Score] = {
             "energy": lambda readings: energy(logits_in(readings)),
@@ -242,7 +244,8 @@ def prepare_analysis(
         out: folder of the results; the readings go into `readings` in it.
         arch: name of the architecture.
         config: NAC's settings and sweep; None takes those shipped for the data and the network,
-            or automatic layers where there are none.
+            or automatic layers where there are none. `NACConfig({}, rule="nac_plus")` analyzes
+            NAC+, from forward passes alone.
         search: whether to search NAC's settings, as `nac_openood.compare` does.
         most_train: upper limit of training samples to read.
         checkpoint: where the weights come from, for the record.
@@ -272,7 +275,14 @@ def _read(
     layers = {name: LayerConfig(layout=used.layout) for name, used in config.layers.items()}
     read_config = NACConfig(layers, n_samples=config.n_samples)
     reader = NACDetector(run.net, read_config.layer_choice, rule="nac")
-    made_with = run.made_with(NACScorer(read_config, strategy="read"))
+    strategy = "read"
+    if config.rule == PLUS:
+        strategy, sample = "read nac_plus", next(iter(batches(inputs.id_val))).data
+        means = advise.reader_for(NACDetector(run.net), sample)
+        if means is None:
+            raise NACError("the layers of NAC+ cannot be found: analyze NAC, with a `config`.")
+        reader = means
+    made_with = run.made_with(NACScorer(read_config, strategy=strategy))
 
     def read(file: str, name: str, loader: Iterable[Any], title: str, **note: Any) -> Readings:
         """The readings in a file if nothing has changed since, else those of a new pass."""
@@ -283,10 +293,10 @@ def _read(
                 return Readings.load(path)
         say(f"reading {title}")
         remove(note_path)
-        found = reader.read_loader(loader, save_to=path, progress=study.progress)
+        readings = reader.read_loader(loader, save_to=path, progress=study.progress)
         # written last, because without it the file counts as missing
         store.write_note(note_path, {**note, "checksum": checksum_in(path)})
-        return found
+        return readings
 
     fitting = None
     with suppress(FileError):
@@ -317,6 +327,10 @@ def _read(
         name: read(f"test/{name}", name, run.loader(name, "network"), f"test set {name}")
         for name in study.scored
     }
+    rows_read = np.array([*rows, *rest], dtype=np.int64)
+    if config.rule == PLUS:
+        early = {name: LayoutConfig() for name in fitting.alternative_layers.early}
+        return AnalysisData(run, fitting, more, rows_read, scored, config, early)
     config = replace(config, search=search)
     settings, found = config.layers or {name: LayerConfig() for name in fitting.fit}, None
     if recipe.is_searched(config):
@@ -325,7 +339,6 @@ def _read(
         options: Any = {"seed": study.seed, "progress": study.progress}
         found = recipe.search_settings(fitting, config, strategy="grid", **options)
         settings = found.layers
-    rows_read = np.array([*rows, *rest], dtype=np.int64)
     return AnalysisData(run, fitting, more, rows_read, scored, config, dict(settings), found)
 
 

@@ -16,7 +16,7 @@ from nac_openood.benchmark.methods.backends import scorers
 from nac_openood.benchmark.methods.table import Method, chosen_methods
 from nac_openood.benchmark.paper.published import SOURCES, published
 from nac_openood.benchmark.run.compare import Study, run_study
-from nac_openood.benchmark.run.results import Results
+from nac_openood.benchmark.run.results import Results, Row
 from nac_openood.core.layer_config import whole_number
 from nac_openood.detector.batches import Say, batches
 from nac_openood.detector.config import NACConfig
@@ -62,6 +62,7 @@ def compare(
     skip_bad: bool = False,
     progress: Optional[bool] = None,
     say: Say = lambda text: None,
+    on_result: Optional[Callable[[Row], None]] = None,
     command: str = "nac_openood.compare(...)",
 ) -> Results:
     """Run OOD detection methods on one or more networks and tabulate how well they do.
@@ -123,6 +124,9 @@ def compare(
         skip_bad: leave out image files that cannot be read.
         progress: whether to show progress bars; None shows them on a terminal.
         say: function that is called with status messages, e.g. `print`.
+        on_result: function that is called with each `Row` of the results, as soon as a method is
+            done on a network, e.g. `log_to_tensorboard(writer)` or `log_to_wandb(run)`, or one of
+            your own.
         command: the command that repeats the comparison, for the report.
 
     Returns:
@@ -165,9 +169,41 @@ def compare(
             search=search, reuse=out is not None,
             batch_size=whole_number("`batch_size`", batch_size, 1),
             workers=whole_number("`workers`", workers, 0), seed=seed, skip_bad=skip_bad,
-            progress=progress, say=say, command=command,
+            progress=progress, say=say, command=command, on_result=on_result,
         )  # fmt: skip
         return run_study(study, against=against)
+
+
+def log_to_tensorboard(writer: Any) -> Callable[[Row], None]:
+    """An `on_result` of `compare` that writes metrics to TensorBoard.
+
+    Examples:
+        >>> from torch.utils.tensorboard import SummaryWriter
+        >>> writer = SummaryWriter("runs/ood")
+        >>> nac_openood.compare(nets, ..., on_result=log_to_tensorboard(writer))
+
+    Args:
+        writer: a `SummaryWriter`, or anything with `add_scalar(name, value, step)`. A scalar is
+            named `METHOD/SET/METRIC`; the step is the number of the network.
+    """
+    runs: dict[str, int] = {}
+
+    def write(row: Row) -> None:
+        step = runs.setdefault(row.run, len(runs))
+        for name, value in row.flat().items():
+            writer.add_scalar(f"{row.method}/{name}", value, step)
+
+    return write
+
+
+def log_to_wandb(run: Any) -> Callable[[Row], None]:
+    """An `on_result` of `compare` that logs metrics to Weights & Biases.
+
+    Args:
+        run: what `wandb.init` returned, or anything with `log(values)`. Values are named
+            `NETWORK/METHOD/SET/METRIC`.
+    """
+    return lambda row: run.log({f"{row.run}/{row.method}/{n}": v for n, v in row.flat().items()})
 
 
 def _named(networks: Any) -> Mapping[str, Network]:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nac_openood.analysis import ALL, KINDS, analyze, chosen_kinds
+from nac_openood.analysis import ALL, KINDS, PLUS, analyze, chosen_kinds
 from nac_openood.cli import inputs, output
 from nac_openood.cli.options import command
 from nac_openood.errors import NACError
@@ -27,6 +27,8 @@ network and images:
   --arch --checkpoint --transform --image-size --train --val --test --near --far --ood-val
   --id-data --data-root --skip-bad
 settings and studies:
+  --rule {nac,nac_plus} = nac   what to analyze (default: %(default)s, the paper's); for nac_plus
+      there are layers, samples, calibration and cost
   --nac-config
   --no-search             use NAC's settings as they are instead of searching them
   --repeats N: count      repeats of random draws (default: 5)
@@ -58,6 +60,8 @@ def analyze_command(args: argparse.Namespace) -> int:
     Examples:
       nac-openood analyze all --embedded
           every analysis on images that come with libraries, in minutes
+      nac-openood analyze all --rule nac_plus --embedded
+          the studies that make sense for NAC+: its layers and parts, samples, calibration
       nac-openood analyze layers params --id-data cifar10 --data-root data --arch resnet18_32x32 \
           --checkpoint best.ckpt --against paper
           on OpenOOD's CIFAR-10 benchmark, with the published numbers beside the measured ones
@@ -70,7 +74,7 @@ def analyze_command(args: argparse.Namespace) -> int:
     writes KIND.csv, KIND.json and its figures into --out, and a section of report.html.
     For exit codes see nac-openood --help.
     """
-    kinds = chosen_kinds(args.kinds)  # report a typo before the slow part
+    kinds = chosen_kinds(args.kinds, args.rule)  # report a typo before the slow part
 
     from nac_openood.analysis.data import Options
     from nac_openood.report import findings
@@ -97,8 +101,11 @@ def _data(args: argparse.Namespace, out: Path) -> AnalysisData:
     """Read the data of the options, or load what was read before."""
     from nac_openood.analysis.data import prepare_analysis
     from nac_openood.demo.trained import NETWORKS, network_and_sets
-    from nac_openood.detector.config import read_config
+    from nac_openood.detector.config import NACConfig, read_config
 
+    if args.rule == PLUS and (args.nac_config is not None or not args.search):
+        raise NACError("--nac-config and --no-search are about NAC: leave them out for nac_plus.")
+    config = NACConfig({}, rule=PLUS) if args.rule == PLUS else None
     if args.embedded:
         arch = args.arch or "resnet"
         used = inputs.arguments(args, "checkpoint", "transform", "image_size", *_DATA)
@@ -118,7 +125,7 @@ def _data(args: argparse.Namespace, out: Path) -> AnalysisData:
         sets,
         out,
         arch=arch,
-        config=None if args.nac_config is None else read_config(args.nac_config),
+        config=config if args.nac_config is None else read_config(args.nac_config),
         **inputs.arguments(args, "search", "most_train", "seed", "skip_bad", "checkpoint"),
         **inputs.loading(args),
         command=output.typed_command(),

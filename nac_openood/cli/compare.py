@@ -38,6 +38,7 @@ how to run:
   --out DIR = compare
   --against {{paper,leaderboard}}   put published numbers beside the measured ones: the paper's or
       those of OpenOOD's leaderboard
+  --latex                 write results.tex, too: the tables for LaTeX
   --batch-size --workers --device --seed
 """,
     inputs.FORMS,
@@ -65,7 +66,8 @@ def compare_command(args: argparse.Namespace) -> int:
     ID is in-distribution: images like the training data. OOD is out-of-distribution: near-OOD sets
     resemble the training data, far-OOD sets do not.
     Each result is saved as soon as it is ready: after an interruption, run the same command again
-    to continue. Writes results.csv, results.md, results.json and report.html into --out.
+    to continue. Writes results.csv, summary.csv (means and standard deviations over checkpoints),
+    results.md, results.json, scores.npz (all scores) and report.html into --out.
     For exit codes see nac-openood --help.
     """
     from nac_openood.benchmark.api import compare
@@ -88,6 +90,7 @@ def compare_command(args: argparse.Namespace) -> int:
             command=output.typed_command(),
             say=output.say,
         ),
+        latex=args.latex,
     )
 
 
@@ -139,6 +142,7 @@ def demo_command(args: argparse.Namespace) -> int:
 @command(
     """
   folder DIR              the --out folder of nac-openood compare
+  --latex                 write results.tex, too: the tables for LaTeX
   --open
 """
 )
@@ -147,7 +151,9 @@ def report_command(args: argparse.Namespace) -> int:
 
     Examples:
       nac-openood report results/cifar10
-          write results.csv, results.md and report.html from results.json and the stored scores
+          write the tables and report.html again, from results.json and the stored scores
+      nac-openood report results/cifar10 --latex
+          the same, and results.tex: tables for the LaTeX package booktabs
       nac-openood report results/cifar10 --open
           the same, then open report.html in a browser
 
@@ -156,18 +162,21 @@ def report_command(args: argparse.Namespace) -> int:
     """
     from nac_openood.benchmark.run.results import Results
 
-    page = publish_results(Results.load(args.folder))
+    page = publish_results(Results.load(args.folder), latex=args.latex)
     output.open_page(page, args.open)
     return 0 if page is not None else 1
 
 
-def run_comparison(out: Path, run: Callable[[], Results], *, show_page: bool = False) -> int:
+def run_comparison(
+    out: Path, run: Callable[[], Results], *, show_page: bool = False, latex: bool = False
+) -> int:
     """Run a comparison, write and show its tables, and return the exit code.
 
     Args:
         out: the folder of the results, also those of an interrupted run.
         run: runs the comparison.
         show_page: whether to open the page in a browser.
+        latex: whether to write LaTeX tables, too.
     """
     from nac_openood.benchmark.run.results import RESULTS_FILE, Results
 
@@ -176,9 +185,9 @@ def run_comparison(out: Path, run: Callable[[], Results], *, show_page: bool = F
         results = run()
     except KeyboardInterrupt:
         if (out / RESULTS_FILE).is_file():
-            publish_results(Results.load(out), RESULTS_FILE)
+            publish_results(Results.load(out), RESULTS_FILE, latex=latex)
         raise
-    page = publish_results(results, RESULTS_FILE)
+    page = publish_results(results, RESULTS_FILE, latex=latex)
     output.show(f"Done in {time.perf_counter() - start:.0f} s.")
     output.open_page(page, show_page)
     failed = sorted({row.title for row in results.rows if row.status == "failed"})
@@ -187,7 +196,7 @@ def run_comparison(out: Path, run: Callable[[], Results], *, show_page: bool = F
     return 2 if failed else 0
 
 
-def publish_results(results: Results, *more: str) -> Optional[Path]:
+def publish_results(results: Results, *more: str, latex: bool = False) -> Optional[Path]:
     """Show the tables of a comparison and write them, and the page if matplotlib is installed.
 
     Of several processes only the first one does this.
@@ -195,6 +204,7 @@ def publish_results(results: Results, *more: str) -> Optional[Path]:
     Args:
         results: the comparison.
         more: names of other files in the folder to list.
+        latex: whether to write LaTeX tables, too.
 
     Returns:
         The page, or None.
@@ -205,5 +215,5 @@ def publish_results(results: Results, *more: str) -> Optional[Path]:
         return None
     with distributed.as_shard(0, 1):  # the other processes do not join in
         output.show(f"\n{summary_table(results)}\n")
-        written = [*(results.folder / name for name in more), *write_tables(results)]
+        written = [*(results.folder / name for name in more), *write_tables(results, latex=latex)]
         return output.add_figures(results.folder, written, lambda: [write_page(results)])

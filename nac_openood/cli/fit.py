@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import TYPE_CHECKING, Any, Mapping, Optional
 
 from nac_openood.cli import inputs
 from nac_openood.cli.options import command
@@ -13,6 +13,10 @@ from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
     from nac_openood.detector.checked_fit import FitReport
+    from nac_openood.search.power import Power
+
+#: With a published transform and weights of one's own, a lower accuracy on training images is told.
+_UNSURE = 0.75
 
 
 @command(
@@ -30,6 +34,8 @@ detector:
   --alpha
 how to run:
   --out FILE = detector.nac   the detector's file (default: ./%(default)s)
+  --force                 write the detector although the network's accuracy on validation images
+      is far below that on training images
   --batch-size --workers --device --seed --shard
 """,
     inputs.FORMS,
@@ -51,6 +57,8 @@ def fit_command(args: argparse.Namespace) -> int:
       nac-openood score --detector birds.nac --arch net.py:make --checkpoint net.pt new_photos/
           judge new images with the detector
 
+    It says what the detector finds: of noise, scrambled and mixed images made from 64 validation
+    images, which are easier to find than real OOD images, and of wrong predictions.
     The file holds the counts, the calibration, the names of the classes, the transform and a
     fingerprint of the network; not the network itself. Warnings about a suspicious fit are printed
     to stderr.
@@ -59,8 +67,10 @@ def fit_command(args: argparse.Namespace) -> int:
     from nac_openood.core.rule import rule_named
     from nac_openood.detector import checked_fit
     from nac_openood.detector.batches import DEFAULT_SIZE, fitting_loader
+    from nac_openood.detector.config import AUTO
     from nac_openood.detector.detector import NACDetector
     from nac_openood.detector.outcomes import checked_alpha
+    from nac_openood.search.power import measure_power
     from nac_openood.sources.checkpoints import PUBLISHED
     from nac_openood.sources.fitted import CHECKPOINT
     from nac_openood.sources.samples import common_files
@@ -102,9 +112,20 @@ def fit_command(args: argparse.Namespace) -> int:
     found = checked_fit.fit_checked(
         detector, **loaders, n_samples=n_samples, n_classes=n_classes, alpha=alpha
     )
+    if found.doubt is not None and not args.force:
+        raise NACError(f"{found.doubt} Nothing was written; --force writes the detector anyway.")
     detector.save(args.out)
     how = "" if args.layers else " (found by running the network)"
-    _show_fit(found, detector.notes_, detector.rule, f"{', '.join(detector.layers)}{how}", args.out)
+    layers = f"{', '.join(detector.layers)}{how}"
+    power = measure_power(detector, loaders["val"], loaders["train"], alpha=alpha, seed=args.seed)
+    _show_fit(found, detector.notes_, detector.rule, layers, args.out, power)
+    own, known = path is not None and not path.startswith(PUBLISHED), found.train_accuracy
+    if own and transform is not None and transform.text == AUTO and (known or 1.0) < _UNSURE:
+        print_error(
+            f"warning: the network is right on {known:.1%} of training samples, with the transform "
+            f"{transform}. Its accuracy should be that of its training: if it is not, pass "
+            "--transform."
+        )
     # networks memorize training images
     low = "New images will look unusual more often than they should: pass others as --val."
     few = "New images may cause more false alarms than these: pass others as --test."
@@ -116,23 +137,31 @@ def fit_command(args: argparse.Namespace) -> int:
 
 
 def _show_fit(
-    report: FitReport, notes: Mapping[str, str], rule: str, layers: str, out: str
+    report: FitReport,
+    notes: Mapping[str, str],
+    rule: str,
+    layers: str,
+    out: str,
+    power: Optional[Power] = None,
 ) -> None:
     """Print the report of a fit, and where the detector was written to."""
-    alarms = report.false_alarms
+    alarms, known = report.false_alarms, report.train_accuracy
+    trained = "" if known is None else f", {known:.1%} of training samples"
     lines = {
         "network": f"{notes.get('arch', 'network')}, {report.n_classes} classes",
         "transform": notes.get("transform_origin") or "in the data's code",
         "rule": rule,
         "layers": layers,
         "fitted on": f"{report.n_fitted} training samples",
-        "accuracy": f"{report.accuracy:.1%} of {report.n_val} validation samples",
+        "accuracy": f"{report.accuracy:.1%} of {report.n_val} validation samples{trained}",
         "threshold": f"out if score < {report.threshold:.6g}, that is p <= {report.alpha:g}",
         "false alarms": "not measured: pass --test" if alarms is None else str(alarms),
+        "power": "not measured, which needs square images" if power is None else str(power),
+        "mistakes": report.mistakes or "the network makes none on validation samples",
     }
     for name, text in lines.items():
         show(f"{name:<13} {text}")
-    for warning in report.warnings:
+    for warning in (*report.warnings, *(power.warnings if power else ())):
         print_error(f"warning: {warning}")
     show(f"Written to {out} ({Path(out).stat().st_size / 1e3:.0f} kB)")
 

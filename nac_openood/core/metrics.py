@@ -207,7 +207,7 @@ def _by_chunk(rank: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
 # -- certainty (DeLong et al., 1988) --------------------------------------------------------
 
 #: Half the width of a 99 % interval in standard errors.
-_Z_99 = 2.5758
+Z_99 = 2.5758
 
 
 class Interval(NamedTuple):
@@ -229,8 +229,7 @@ def auroc_intervals(id_scores: Tensor, ood_scores: Tensor) -> tuple[list[Interva
         ood_scores: `[methods, n_ood]`, at least two.
     """
     inside, outside = id_scores.double().contiguous(), ood_scores.double().contiguous()
-    above = _shares_below(inside, outside)  # share of OOD samples below each ID sample
-    below = 1 - _shares_below(outside, inside)
+    above, below = auroc_shares(inside, outside)
     values = above.mean(dim=1)
     shape = (len(values), len(values))
     first, second = (x.cov().reshape(shape) / x.shape[1] for x in (above, below))
@@ -242,8 +241,20 @@ def auroc_intervals(id_scores: Tensor, ood_scores: Tensor) -> tuple[list[Interva
     return aurocs, [_interval(*found) for found in zip(values - values[0], variances)]
 
 
+def auroc_shares(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each ID sample, the share of OOD samples below it; of each OOD sample, of ID above it.
+
+    Ties count half, so the mean of either is the AUROC.
+
+    Args:
+        inside: ID scores `[methods, n_id]`.
+        outside: OOD scores `[methods, n_ood]`.
+    """
+    return _shares_below(inside, outside), 1 - _shares_below(outside, inside)
+
+
 def _interval(value: Tensor, variance: Tensor) -> Interval:
-    margin = _Z_99 * float(variance.clamp(min=0)) ** 0.5
+    margin = Z_99 * float(variance.clamp(min=0)) ** 0.5
     return Interval(float(value), float(value) - margin, float(value) + margin)
 
 

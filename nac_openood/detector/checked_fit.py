@@ -13,14 +13,16 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nac_openood import files, tensor_files
+from nac_openood.core.metrics import auroc
 from nac_openood.core.pvalues import ALPHA, PValues
+from nac_openood.core.rule import Rule
 from nac_openood.detector import decisions, outcomes
 from nac_openood.detector.batches import DEFAULT_SIZE, SampleCount, check_labels
 from nac_openood.detector.decisions import FalseAlarms
@@ -57,6 +59,11 @@ class FitReport:
         threshold: scores below it have p-values of at most `alpha`.
         false_alarms: measured on test data; None without any.
         warnings: what looks suspicious, a sentence or two each.
+        train_accuracy: the accuracy on the fitting samples; None without labels.
+        mistakes: how the score separates wrong predictions on validation data from right ones;
+            None without any.
+        doubt: the warning that the accuracy on validation data is far below that on training data,
+            so that the detector should not be used; None if it is not.
     """
 
     n_fitted: int
@@ -67,6 +74,21 @@ class FitReport:
     threshold: float
     false_alarms: Optional[FalseAlarms]
     warnings: tuple[str, ...]
+    train_accuracy: Optional[float] = None
+    mistakes: Optional[Mistakes] = None
+    doubt: Optional[str] = None
+
+
+class Mistakes(NamedTuple):
+    """Wrong predictions: how many, the share with p-values of at most `alpha`, and the AUROC."""
+
+    n: int
+    found: float
+    auroc: float
+
+    def __str__(self) -> str:
+        wrong = "wrong prediction" if self.n == 1 else "wrong predictions"
+        return f"finds {self.found:.0%} of {self.n} {wrong} (AUROC {100 * self.auroc:.1f})"
 
 
 def fit_checked(
@@ -100,7 +122,8 @@ def fit_checked(
         tested = None if test is None else torch.from_numpy(detector.score_loader(test).score)
     summary = detector.fit_summary_ or FitSummary(0)
     assert detector.pvalues_ is not None
-    return _report(summary, scored, detector.pvalues_, tested, messages, n_classes, alpha)
+    rule, pvalues = detector._fitted(), detector.pvalues_
+    return _report(rule, summary, scored, pvalues, tested, messages, n_classes, alpha)
 
 
 # -- shards --------------------------------------------------------------------------------
@@ -190,7 +213,9 @@ def merge_shards(folders: Sequence[files.PathLike]) -> tuple[StoredDetector, Fit
         outcomes.warn_if_saturated(rule)
         pvalues, batches = decisions.calibrate_rule(rule, scored, 1 - notes.alpha)
     tested = torch.cat([rule.score(batch) for batch in test]) if test else None
-    report = _report(summary, batches, pvalues, tested, messages, notes.n_classes, notes.alpha)
+    report = _report(
+        rule, summary, batches, pvalues, tested, messages, notes.n_classes, notes.alpha
+    )
     found = replace(first, summary=summary, threshold=pvalues.threshold, pvalues=pvalues)
     return found, report
 
@@ -232,6 +257,7 @@ def _recorded() -> Iterator[list[str]]:
 
 
 def _report(
+    rule: Rule,
     summary: FitSummary,
     batches: Sequence[ScoredBatch],
     pvalues: PValues,
@@ -243,6 +269,7 @@ def _report(
     """The report of a fit.
 
     Args:
+        rule: fitted and calibrated.
         summary: what was fitted on.
         batches: of validation data.
         pvalues: of the calibration.
@@ -289,16 +316,18 @@ def _report(
             f"chance ({chance:.1%}). Check the weights, the transform and the labels."
         )
     n_labelled = sum(counts)
+    known, doubt = None, None
     if summary.n_right is not None and n_labelled:
         known, new = summary.n_right / n_labelled, right / n_val
         error = math.sqrt(known * (1 - known) / n_labelled + new * (1 - new) / n_val)
         if known - new - 3 * error > _FAR_BELOW:
-            notes.append(
+            doubt = (
                 f"the network is right on {new:.1%} of validation samples, far below the "
                 f"{known:.1%} of training samples (standard error of the difference: {error:.1%}). "
                 "Are both labeled alike, and made by the transform that the network was trained "
                 "with?"
             )
+            notes.append(doubt)
     if tested is not None:
         outcomes.report_nonfinite(tested)
         (alarms,) = decisions.false_alarm_rates(pvalues(tested), [alpha], pvalues)
@@ -311,7 +340,19 @@ def _report(
                 f"than the {low:.1%} to {high:.1%} that chance explains: test and validation data "
                 "are not alike."
             )
+    score = torch.cat([rule.combine(batch.parts) for batch in batches]).cpu()
     return FitReport(
         summary.n_samples, n_classes, right / n_val, n_val, alpha, threshold, alarms,
-        tuple(dict.fromkeys(notes)),
+        tuple(dict.fromkeys(notes)), known, _mistakes(score, label, prediction, threshold), doubt,
     )  # fmt: skip
+
+
+def _mistakes(
+    score: Tensor, label: Tensor, prediction: Tensor, threshold: float
+) -> Optional[Mistakes]:
+    known = (label >= 0) & score.isfinite()
+    right, wrong = (score[known & same] for same in (prediction == label, prediction != label))
+    if not len(right) or not len(wrong):
+        return None
+    found = (wrong < threshold).double().mean()
+    return Mistakes(len(wrong), float(found), float(auroc(right, wrong)))

@@ -1,4 +1,4 @@
-"""Reports on comparisons of methods: `results.csv`, `results.md`, `report.html`, terminal."""
+"""Reports on comparisons of methods: page, Markdown, CSV and LaTeX files, terminal."""
 
 from __future__ import annotations
 
@@ -10,21 +10,38 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from nac_openood.benchmark.paper.published import LEADERBOARD
 from nac_openood.benchmark.run.results import GROUP_NAMES, GROUP_WORDS, Results
+from nac_openood.benchmark.run.significance import Difference, Paired, clearly
 from nac_openood.report import figures, render
 from nac_openood.report import formatting as fmt
 from nac_openood.report.gallery import hardest_samples, sentences, story
 from nac_openood.report.methods import Ranked, RankedMethod, hyperparameters
 from nac_openood.report.render import Content, Figures, Section, Tile
 from nac_openood.report.scores import distributions, layers_section, rocs
-from nac_openood.tables import Cell, Column, Entry, Table, metric_bars, text_columns
+from nac_openood.tables import Cell, Column, Entry, Table, metric_bars, metric_key, text_columns
 
 _COSTS = {"ms_per_image": "ms / image", "setup_seconds": "Setup, s", "peak_mb": "Peak MB"}
+_ABOUT_TESTS = (
+    "DeLong's test, paired by sample: would other test samples of the same kind give the same "
+    "order? Differences are percentage points of AUROC, means over OOD sets and checkpoints. The "
+    "p-values are corrected (Holm) for the number of methods in the table, not for your having "
+    "tried several settings; p < 0.01 counts as more than chance. The checkpoints count as given: "
+    "'ahead on' tells how many of them agree."
+)
 _ROLES = {"id": "in-distribution", "csid": "in-distribution, covariate shift"}
 
 
-def write_tables(results: Results) -> list[Path]:
-    """Write `results.csv` and `results.md`; neither needs matplotlib."""
-    return render.write_results(results.folder, results_csv(results), comparison_document(results))
+def write_tables(results: Results, *, latex: bool = False) -> list[Path]:
+    """Write `results.csv`, `results.md`, `summary.csv` and `scores.npz`, without matplotlib.
+
+    Args:
+        results: the comparison.
+        latex: whether to write `results.tex`, too.
+    """
+    texts = {"summary.csv": render.csv_text([_titled(row) for row in results.summary()])}
+    texts.update({"results.tex": results_latex(results)} if latex else {})
+    document = comparison_document(results)
+    written = render.write_results(results.folder, results_csv(results), document, texts)
+    return [*written, results.write_scores()]
 
 
 def write_page(results: Results) -> Path:
@@ -38,8 +55,30 @@ def write_page(results: Results) -> Path:
 
 def results_csv(results: Results) -> str:
     """`Results.table`: a line for each method, run and dataset."""
-    table = results.table()
-    return render.csv_text([{str(fmt.SHOWN.get(k, k)): v for k, v in row.items()} for row in table])
+    return render.csv_text([_titled(row) for row in results.table()])
+
+
+def _titled(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with the metrics' titles as keys: both kinds of FPR@95 say which they are."""
+    names = {end: {f"{k}{end}": f"{v}{end}" for k, v in fmt.SHOWN.items()} for end in ("", " std")}
+    titles = {**names[""], **names[" std"]}
+    return {titles.get(k, k): v for k, v in row.items()}
+
+
+def results_latex(results: Results) -> str:
+    """The ranking, and a table of the OOD sets for each metric, for the LaTeX package booktabs."""
+    ranked = Ranked(results)
+    whole = _ranking_table(ranked)
+    shown = range(1, len(whole.columns) - 2)  # not the rank, times and implementations
+    columns = [whole.columns[i] for i in shown]
+    ranking = Table("", columns, [[row[i] for i in shown] for row in whole.rows])
+    what = f"{fmt.set_title(results.id_name)}, {results.arch}. In percent{_spread(results)}."
+    notes = " ".join(f"{m} is {m.meaning}." for m in ranked.metrics.values() if m.meaning)
+    tables = [("", ranking, f"Means over OOD sets: {what} {notes}".rstrip())]
+    for key, table in zip([*ranked.metrics, *fmt.MORE], _set_tables(ranked)):
+        tables.append(("-" + metric_key(key).replace("_", "-"), table, f"{table.title}: {what}"))
+    parts = [render.latex_table(t, text, f"tab:ood{end}") for end, t, text in tables]
+    return "\n".join(["% needs \\usepackage{booktabs}", *parts])
 
 
 def summary_table(results: Results) -> str:
@@ -65,8 +104,8 @@ def comparison_document(results: Results) -> render.Document:
     """Everything there is to show; figures are not drawn yet."""
     ranked = Ranked(results)
     tiles = {m.title: list(_tiles(ranked, m)) for m in ranked.worked if m.ours}
-    sections = [_ranking, _bars, _datasets, distributions, rocs, _times, layers_section]
-    sections += [hardest_samples, hyperparameters, against_paper]
+    sections = [_ranking, _significance, _bars, _datasets, distributions, rocs, _times]
+    sections += [layers_section, hardest_samples, hyperparameters, against_paper]
     return render.Document(
         f"{fmt.capital(fmt.set_title(results.id_name))}: how NAC compares",
         results.arch, verdict(ranked),
@@ -135,11 +174,15 @@ def _tiles(ranked: Ranked, m: RankedMethod) -> Iterator[Tile]:
 
 def _ranking(ranked: Ranked) -> Section:
     """Means, times and implementations, and what went wrong."""
-    several = len(ranked.results.runs) > 1
-    spread = ", mean \u00b1 sample standard deviation over checkpoints" if several else ""
-    text = f"Percent{spread}. Methods are ordered by near-OOD AUROC, or far-OOD AUROC without it."
+    order = "Methods are ordered by near-OOD AUROC, or far-OOD AUROC without it."
+    text = f"Percent{_spread(ranked.results)}. {order}"
     notes, problems = _metric_notes(ranked), _problems(ranked)
     return Section("ranking", "Ranking", [text, *notes, _ranking_table(ranked), problems])
+
+
+def _spread(results: Results) -> str:
+    n = len(results.runs)
+    return f", mean \u00b1 sample standard deviation over {n} checkpoints" if n > 1 else ""
 
 
 def _problems(ranked: Ranked) -> list[str]:
@@ -195,14 +238,47 @@ def _uncertain_times(ranked: Ranked) -> list[str]:
 
 def _datasets(ranked: Ranked) -> Section:
     """A table for each metric with a column for each dataset."""
-    names, tables = ranked.ood_sets, []
+    return Section("datasets", "Results by dataset", list(_set_tables(ranked)))
+
+
+def _set_tables(ranked: Ranked) -> Iterator[Table]:
+    names, heads = ranked.ood_sets, text_columns("Method")
     groups = {s.name: f"{fmt.capital(s.role)}-OOD" for s in ranked.results.sets}
-    for key, shown in ranked.metrics.items() if names else ():
+    for key, shown in {**ranked.metrics, **fmt.MORE}.items() if names else ():
         columns = [Column(fmt.set_title(n), groups[n], shown.better) for n in names]
         rows = [[Cell(m.title), *(_cell(m, n, key) for n in names)] for m in ranked.worked]
-        title, heads = f"{shown}, % ({shown.better} is better)", text_columns("Method")
-        tables.append(Table(title, [*heads, *columns], rows, _ours(ranked.worked)))
-    return Section("datasets", "Results by dataset", tables)
+        title = f"{shown}, % ({shown.better} is better)"
+        yield Table(title, [*heads, *columns], rows, _ours(ranked.worked))
+
+
+def _significance(ranked: Ranked) -> Section:
+    """Which methods differ from NAC+, and from the best method, by more than chance."""
+    blocks: list[Content] = [_ABOUT_TESTS]
+    for group in ranked.groups:
+        paired = Paired(ranked.results, group)
+        best = max(ranked.worked, key=lambda m: m.auroc(group))
+        plus = [m for m in ranked.worked if m.method == "nac_plus" and group in m.ranks]
+        for reference in dict.fromkeys([*plus, best]):
+            found = {d.method: d for d in paired.against(reference.method)}
+            others = [m for m in ranked.worked if m.method in found]
+            rows = [_difference(m.title, found[m.method]) for m in others]
+            title = f"{GROUP_NAMES[group]} AUROC compared with {reference.title}"
+            title += ", the best" if reference is best else ""
+            columns = [*text_columns("Method"), Column("Difference", better="higher")]
+            columns += map(Column, ("99 % interval", "p (Holm)", "Ahead on", "By chance?"))
+            blocks += [Table(title, columns, rows, _ours(others))] if rows else []
+    title = "Which differences are more than chance"
+    return Section("significance", title, blocks if len(blocks) > 1 else [])
+
+
+def _difference(title: str, found: Difference) -> list[Entry]:
+    side = clearly(found)
+    return [
+        title, Cell(f"{found.points:+.2f}", value=found.points),
+        f"{found.low:+.2f} to {found.high:+.2f}",
+        Cell("< 0.001" if found.p < 0.001 else f"{found.p:.3f}", value=found.p),
+        f"{found.ahead} of {found.runs}", f"no, {side}" if side else "perhaps",
+    ]  # fmt: skip
 
 
 def _bars(ranked: Ranked) -> Section:

@@ -45,6 +45,12 @@ SHOWN = {
     ),
 }  # fmt: skip
 
+#: Metrics that are shown by dataset only.
+MORE = {
+    "AUPR_IN": Metric("AUPR", "ID positive", "higher"),
+    "AUPR_OUT": Metric("AUPR", "OOD positive", "higher"),
+}
+
 
 def set_title(name: str) -> str:
     """A dataset's name as papers write it."""

@@ -1,4 +1,4 @@
-"""What a report is made of, and its forms: HTML page, Markdown, text for a terminal, CSV."""
+"""What a report is made of, and its forms: page, Markdown, LaTeX, text for a terminal, CSV."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from html import escape
-from itertools import count, groupby, product
+from itertools import accumulate, count, groupby, product
 from math import isfinite
 from pathlib import Path
 from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
@@ -21,6 +21,8 @@ from nac_openood.tables import Cell, Column, Entry, Examples, Figure, Table, tex
 
 _ASSETS = Path(__file__).parent / "assets"
 _WIDTH, _NAME = 100, 20  # columns of a terminal, and of a name in it
+#: The note below a heading, which stands in parentheses in Markdown and LaTeX.
+_NOTE = r"\n(.*)"
 #: Columns (by which values are better in them) that show standard deviations: the first choice, and
 #: what is tried next if there is no room.
 _SPREADS = (("higher", "lower", ""), ("higher",), ())
@@ -218,8 +220,7 @@ def _markdown(block: Content, level: str = "###") -> Iterator[str]:
 
 
 def _markdown_table(table: Table) -> str:
-    # a note below a heading stands in parentheses
-    heads = [f"{c.group} " + re.sub(r"\n(.*)", r" (\1)", c.title) for c in table.columns]
+    heads = [f"{c.group} " + re.sub(_NOTE, r" (\1)", c.title) for c in table.columns]
     lines = [[_escaped(head) for head in heads]]
     lines.append(["---:" if column.number else "---" for column in table.columns])
     for number, row in enumerate(table.rows):
@@ -272,6 +273,51 @@ def shortened(text: str, width: int = _WIDTH) -> str:
     return line if len(line) <= width else line[: width - 1] + "\u2026"
 
 
+#: What LaTeX reads as a command, and how to print it.
+_LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "\u00b1": r"$\pm$", "\u2013": "--",
+    "\u2026": r"\ldots{}",
+}  # fmt: skip
+
+
+def latex_text(text: object) -> str:
+    """A text on one line as LaTeX prints it."""
+    return "".join(_LATEX.get(character, character) for character in " ".join(str(text).split()))
+
+
+def latex_table(table: Table, caption: str, label: str) -> str:
+    """A table as a float with rules of the package booktabs; the best of a column is bold.
+
+    Args:
+        table: the table; cells with rank 1 are bold, and those with rank 2 underlined.
+        caption: as text.
+        label: for references.
+    """
+    groups = _groups(table.columns)
+    titles = [latex_text(re.sub(_NOTE, r" (\1)", column.title)) for column in table.columns]
+    lines = [
+        r"\begin{table}", r"\centering", rf"\caption{{{latex_text(caption)}}}",
+        rf"\label{{{label}}}",
+        rf"\begin{{tabular}}{{{''.join('r' if c.number else 'l' for c in table.columns)}}}",
+        r"\toprule",
+    ]  # fmt: skip
+    if groups:
+        spans = [rf"\multicolumn{{{n}}}{{c}}{{{latex_text(title)}}}" for title, n in groups]
+        ends = list(accumulate(n for _, n in groups))
+        rules = [rf"\cmidrule(lr){{{e - n + 1}-{e}}}" for e, (t, n) in zip(ends, groups) if t]
+        lines += [" & ".join(spans) + r" \\", "".join(rules)]
+    lines += [" & ".join(titles) + r" \\", r"\midrule"]
+    for row in table.rows:
+        cells = [Cell.of(entry) for entry in row]
+        marks = {1: r"\textbf{%s}", 2: r"\underline{%s}"}
+        texts = [marks.get(c.rank or 0, "%s") % latex_text(c.text) for c in cells]
+        spreads = [rf" {{\scriptsize {latex_text(c.spread)}}}" if c.spread else "" for c in cells]
+        lines.append(" & ".join(map("".join, zip(texts, spreads))) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+
+
 def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
     """Records as CSV, with an empty cell for `None`, NaN, infinity and what a record lacks."""
 
@@ -297,7 +343,12 @@ def write_html(folder: Path, content: Document) -> Path:
     return files.write_text(folder / "report.html", render_page(content))
 
 
-def write_results(folder: Path, csv_content: str, content: Document) -> list[Path]:
-    """Write `results.csv` and `results.md` into a folder; neither needs matplotlib."""
-    texts = {"results.csv": csv_content, "results.md": render_markdown(content)}
+def write_results(
+    folder: Path,
+    csv_content: str,
+    content: Document,
+    more: Mapping[str, str] = {},
+) -> list[Path]:
+    """Write `results.csv`, `results.md` and `more` texts by name; none needs matplotlib."""
+    texts = {"results.csv": csv_content, "results.md": render_markdown(content), **more}
     return [files.write_text(folder / name, text) for name, text in texts.items()]

@@ -24,6 +24,7 @@ from nac_openood.core.plus import MIN_CALIBRATION, NACPlus, gen
 from nac_openood.core.posthoc import boundary_gaps, fdbd, knn, nci
 from nac_openood.core.reading import BatchReadings, Reading, logits_in, not_finite
 from nac_openood.core.rule import Rule
+from nac_openood.detector.batches import batches
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.readings import Readings, fit_rule
 from nac_openood.network.auto import auto_layers
@@ -166,8 +167,7 @@ def advise(
     rule = detector._fitted()
     with kept_random_state():
         inside = few_of(id_val, n_samples)
-        own = [detector.read_loader(inside, progress=progress)]
-        sample = detector._reader.sample
+        sample = next(iter(batches(inside))).data
         if ood_val is None and not can_distort(sample):
             title = rule.title or rule.name
             note = (
@@ -180,19 +180,34 @@ def advise(
         outside = (
             SurrogateLoader(inside, seed=seed) if ood_val is None else few_of(ood_val, n_samples)
         )
-
-        own.append(detector.read_loader(outside, progress=progress))
-        readings, layers, weight = own, _NO_LAYERS, None
-        reader = None if train is None else reader_for(detector, sample)
-        if reader is not None and train is not None:
-            sets = inside, outside, few_of(train, _TRAIN)
-            readings = [reader.read_loader(each, progress=progress) for each in sets]
-            layers, weight = alternative_layers(reader, sample), head_weight(reader.net, sample)
-    against = SURROGATE if ood_val is None else REAL
-    found = advise_on_readings(
-        rule, *readings, layers=layers, weight=weight, own=own, against=against
-    )
+        against = SURROGATE if ood_val is None else REAL
+        found, _ = read_and_advise(
+            detector, inside, outside, train, against=against, progress=progress
+        )
     return replace(found, seconds=time.perf_counter() - began)
+
+
+def read_and_advise(
+    detector: NACDetector,
+    inside: Iterable[Any],
+    outside: Iterable[Any],
+    train: Optional[Iterable[Any]] = None,
+    *,
+    against: str,
+    n_train: int = _TRAIN,
+    progress: Optional[bool] = None,
+) -> tuple[Advice, Readings]:
+    """Compare on ID and OOD samples; returns the detector's readings of the OOD samples, too."""
+    own = [detector.read_loader(each, progress=progress) for each in (inside, outside)]
+    sample = detector._reader.sample
+    readings, layers, weight = own, _NO_LAYERS, None
+    reader = None if train is None else reader_for(detector, sample)
+    if reader is not None and train is not None:
+        sets = inside, outside, few_of(train, n_train)
+        readings = [reader.read_loader(each, progress=progress) for each in sets]
+        layers, weight = alternative_layers(reader, sample), head_weight(reader.net, sample)
+    options: Any = {"layers": layers, "weight": weight, "own": own, "against": against}
+    return advise_on_readings(detector._fitted(), *readings, **options), own[1]
 
 
 def advise_on_readings(

@@ -56,6 +56,11 @@ def _blurred(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
     return F.interpolate(small, size=images.shape[2:], mode="bilinear", align_corners=False)
 
 
+def _noise(images: Tensor, others: Tensor, draw: torch.Generator) -> Tensor:
+    center, spread = (f(dim=(0, 2, 3), keepdim=True) for f in (images.mean, images.std))
+    return torch.randn(images.shape, generator=draw).to(images) * spread + center
+
+
 #: The distortions by name, `(images, images of other classes, generator) -> distorted images`, all
 #: `[batch, c, h, w]`; an image gets one of them.
 SURROGATES: Mapping[str, Callable[..., Tensor]] = {
@@ -69,6 +74,8 @@ SURROGATES: Mapping[str, Callable[..., Tensor]] = {
     "noisy": _noisy,  # with Gaussian noise of the standard deviation of the image
     "blurred": _blurred,  # averaged over eighths of a side, and smoothly enlarged again
 }
+#: With those used only where they are named: Gaussian noise with mean and spread of the batch.
+_ALL_KINDS = {**SURROGATES, "noise": _noise}
 
 
 def surrogate_ood(
@@ -84,7 +91,7 @@ def surrogate_ood(
     Args:
         images: the images; they are not changed.
         label: int64 `[batch]`: `mixed` averages images of different classes where it is known.
-        kinds: names in `SURROGATES`; None takes all.
+        kinds: names in `SURROGATES`, or "noise" (no image at all); None takes all `SURROGATES`.
         per_image: number of surrogates per image, of different kinds. Kinds take turns, so that all
             are equally frequent.
         seed: random seed.
@@ -93,7 +100,7 @@ def surrogate_ood(
         `[batch * per_image, channels, h, w]`.
     """
     chosen = list(SURROGATES) if kinds is None else list(kinds)
-    refuse_unknown(chosen, SURROGATES, "surrogate kind")
+    refuse_unknown(chosen, _ALL_KINDS, "surrogate kind")
     if not can_distort(images):
         raise NACError(
             "surrogates can only be made from square images [batch, channels, side, side], got "
@@ -108,7 +115,7 @@ def surrogate_ood(
         for k, kind in enumerate(chosen):
             use = rows[(rows + turn) % len(chosen) == k]
             if len(use):
-                part[use] = SURROGATES[kind](images[use], others[use], draw)
+                part[use] = _ALL_KINDS[kind](images[use], others[use], draw)
         out.append(part)
     return torch.cat(out)
 

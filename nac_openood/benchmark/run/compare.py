@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime
 import platform
+import time
+import warnings
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Union
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import nn
@@ -20,7 +22,7 @@ from nac_openood.benchmark.run.examples import confident_mistakes, hardest
 from nac_openood.benchmark.run.network import Failure, NetworkRun
 from nac_openood.benchmark.run.results import NetworkInfo, Results, Row
 from nac_openood.detector.batches import Say
-from nac_openood.distributed import synchronized
+from nac_openood.distributed import is_main, synchronized
 from nac_openood.errors import FileError, NACError, error_text
 from nac_openood.files import locked, make_folder, remove
 from nac_openood.network.replica import kept_random_state
@@ -33,6 +35,8 @@ from nac_openood.tensor_files import versions
 #: Which datasets of image files had no unreadable images, by identity.
 _CHECKED = "images.json"
 _UNFINISHED: Failure = ("failed", "not finished: repeat the comparison to continue from here")
+#: A method that takes fewer seconds had stored results.
+_INSTANT = 0.2
 
 
 class Surrogates:
@@ -75,6 +79,7 @@ class Study:
         progress: whether to show progress bars; None shows them on a terminal.
         say: function that is called with status messages.
         command: the command that repeats the comparison.
+        on_result: function that is called with each row that has a result, as soon as it has.
         skipped: number of images that were left out, by dataset; set by `checked`.
     """
 
@@ -94,6 +99,7 @@ class Study:
     progress: Optional[bool] = None
     say: Say = lambda text: None
     command: str = ""
+    on_result: Optional[Callable[[Row], None]] = None
     skipped: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
@@ -189,6 +195,7 @@ def run_study(study: Study, *, against: Optional[str] = None) -> Results:
         remove(study.out / results.RESULTS_FILE)  # an old table would not match new scores
         accuracy: dict[str, float] = {}
         done: dict[tuple[str, str], Optional[Failure]] = {}
+        left = TimeLeft([(r.name, m.name) for r in study.runs for m in study.methods])
         device = torch.device("cpu")
         try:
             for checkpoint in study.runs:
@@ -196,14 +203,64 @@ def run_study(study: Study, *, against: Optional[str] = None) -> Results:
                 if isinstance(run, NetworkRun):
                     accuracy[checkpoint.name], device = run.accuracy, run.device
                 for number, method in enumerate(study.methods, start=1):
-                    step = f"[{number}/{len(study.methods)}] {method.title}"
+                    step = f"[{number}/{len(study.methods)}{left}] {method.title}"
                     failed = run.run_method(method, step) if isinstance(run, NetworkRun) else run
                     done[checkpoint.name, method.name] = failed
+                    left.finished(checkpoint.name, method.name)
+                    if failed is None and study.on_result is not None:
+                        info = NetworkInfo(*checkpoint, accuracy[checkpoint.name])
+                        _tell(study.on_result, _row(study, info, method, None))
         finally:
             found = tabulate(study, accuracy, done, device)
             found = found.beside_published(against) if against else found
             found.save()
         return found
+
+
+class TimeLeft:
+    """How long the rest of a comparison will take, as text; empty while nothing is known.
+
+    A method is expected to take as long as on earlier networks, or as the others' mean.
+
+    Args:
+        cells: networks and methods, in the order in which they run.
+    """
+
+    def __init__(self, cells: Sequence[tuple[str, str]]) -> None:
+        self._cells, self._last = list(cells), time.monotonic()
+        self._seconds: dict[str, float] = {}
+
+    def finished(self, run: str, method: str) -> None:
+        """Note that the first cell that was left is this one, and done."""
+        now = time.monotonic()
+        self._cells.remove((run, method))
+        self._seconds[method] = max(self._seconds.get(method, 0.0), now - self._last)
+        self._last = now
+
+    def __str__(self) -> str:
+        # what was done before takes no time, and says nothing about the rest
+        known = [seconds for seconds in self._seconds.values() if seconds > _INSTANT]
+        if not known:
+            return ""
+        mean = sum(known) / len(known)
+        seconds = sum(self._seconds.get(method, mean) for _, method in self._cells)
+        if seconds < 90:
+            return f", about {max(1, round(seconds))} s left"
+        minutes = round(seconds / 60)
+        return (
+            f", about {minutes} min left" if minutes < 90 else f", about {minutes / 60:.1f} h left"
+        )
+
+
+def _tell(on_result: Callable[[Row], None], row: Row) -> None:
+    """Pass a result on; what fails there must not cost the others."""
+    if not is_main():
+        return
+    try:
+        on_result(row)
+    except Exception as error:  # users' functions may raise anything
+        text = f"`on_result` failed for {row.title} on {row.run}: {error_text(error)}"
+        warnings.warn(text, UserWarning, stacklevel=2)
 
 
 def _start(

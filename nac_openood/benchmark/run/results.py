@@ -20,6 +20,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Optional, Sequence, Union
 
@@ -28,12 +29,13 @@ import numpy as np
 from nac_openood import files
 from nac_openood.benchmark.paper.published import NAC_PAPER, against
 from nac_openood.benchmark.run import store
+from nac_openood.benchmark.run.significance import Difference, Paired
 from nac_openood.core.metrics import fpr_in_at
 from nac_openood.detector.outcomes import Scores
 from nac_openood.errors import NACError
 from nac_openood.records import from_values
 
-RESULTS_FILE = "results.json"
+RESULTS_FILE, SCORES_FILE = "results.json", "scores.npz"
 _FORMAT, _KIND = 1, "a comparison (of nac-openood compare)"
 
 METRICS = ("FPR@95", "FPR@95_IN", "AUROC", "AUPR_IN", "AUPR_OUT", "ACC")
@@ -90,7 +92,7 @@ def metrics_by_set(
 
 
 class Value(NamedTuple):
-    """A mean and the sample standard deviation, None for a single number."""
+    """A mean and its sample standard deviation (over n - 1), None for a single number."""
 
     mean: float
     std: Optional[float]
@@ -160,6 +162,12 @@ class Row:
     search: Optional[Mapping[str, Any]] = None
     advice: Optional[Mapping[str, Any]] = None
     disturbed: bool = False
+
+    def flat(self) -> dict[str, float]:
+        """Metrics by `SET/METRIC`, and times, for loggers."""
+        numbers = {f"{n}/{m}": v for n, line in self.metrics.items() for m, v in line.items()}
+        times = {n: getattr(self, n) for n in ("setup_seconds", "ms_per_image")}
+        return {**numbers, **{n: v for n, v in times.items() if v is not None}}
 
 
 @dataclass(frozen=True)
@@ -282,6 +290,24 @@ class Results:
         numbers = [number for number in found if number is not None]
         return Value.of(numbers) if numbers else None
 
+    def summary(self) -> list[dict[str, Any]]:
+        """A dict per method and dataset, with mean and sample standard deviation of every metric.
+
+        `runs` is the number of runs that worked. See also `table`.
+        """
+        found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for line in self.table():
+            found.setdefault((line["method"], line["dataset"]), []).append(line)
+        rows = []
+        for (method, dataset), lines in found.items():
+            row = {"method": method, "title": lines[0]["title"], "dataset": dataset}
+            row.update(role=lines[0]["role"], runs=sum(line["status"] == "ok" for line in lines))
+            for metric in METRICS:
+                value = self.value(method, dataset, metric)
+                row.update({metric: value and value.mean, f"{metric} std": value and value.std})
+            rows.append(row)
+        return rows
+
     def table(self) -> list[dict[str, Any]]:
         """A dict per method, run and dataset, e.g. for `pandas.DataFrame`.
 
@@ -312,6 +338,29 @@ class Results:
         folder = store.method_folder(self.folder, run, method)
         found = store.read_scores(folder / f"{dataset}.safetensors")
         return None if found is None else found.scores
+
+    def differences(self, reference: str, dataset: str) -> list[Difference]:
+        """How the AUROC of every method differs from that of a reference; see `Paired`."""
+        return Paired(self, dataset).against(reference)
+
+    def write_scores(self) -> Path:
+        """Write the scores of all methods to `scores.npz` in the folder, and return its path.
+
+        Its arrays `[samples]`, in the order of the datasets: `RUN/METHOD/SET` are scores, higher =
+        more in-distribution; `RUN/prediction/SET` are predicted classes and `RUN/label/SET` labels,
+        -1 where there is none.
+        """
+        arrays: dict[str, Any] = {}
+        for row, each in product((r for r in self.rows if r.status == "ok"), self.sets):
+            found = self.scores(row.run, row.method, each.name)
+            if found is not None:
+                named = {row.method: found.score, "prediction": found.prediction}
+                named["label"] = found.label
+                arrays.update({f"{row.run}/{n}/{each.name}": array for n, array in named.items()})
+        path = self.folder / SCORES_FILE
+        with files.replacing(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, **arrays)
+        return path
 
     def save(self) -> None:
         """Write `results.json` into the folder, atomically."""
