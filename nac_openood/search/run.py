@@ -239,7 +239,7 @@ def search(
 def default_guard(n_held: int, n_id: int) -> float:
     """The default of `guard`: 0.05, or four standard errors of a chance AUROC for small sets.
 
-    See docs/search.md for the measurements behind it.
+    See benchmarks/notes/search.md for the measurements behind it.
     """
     return max(0.05, 4 * math.sqrt((n_held + n_id + 1) / (12 * n_held * n_id)))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple, Optional, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Optional, Sequence
 
 import numpy as np
 import torch
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 _Shares = list[np.ndarray]
 
 
-class Difference(NamedTuple):
+@dataclass(frozen=True)
+class Difference:
     """How a method's AUROC differs from that of the reference, in percentage points.
 
     Args:
@@ -106,7 +108,7 @@ def _holm(found: Sequence[Difference]) -> list[Difference]:
     for rank, each in enumerate(sorted(found, key=lambda each: each.p)):
         largest = max(largest, min(1.0, each.p * (len(found) - rank)))
         adjusted[each.method] = largest
-    return [each._replace(p=adjusted[each.method]) for each in found]
+    return [replace(each, p=adjusted[each.method]) for each in found]
 
 
 def clearly(difference: Difference, level: float = 0.01) -> Optional[str]:
