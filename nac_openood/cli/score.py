@@ -53,7 +53,8 @@ how to judge:
   --fdr Q: float          choose what is 'out' so that, on average, at most this share of it is
       in-distribution, instead of by --alpha; nothing is printed before all images are judged
   --monitor FILE          watch for drift in all runs with this FILE, which is created or continued;
-      FILE.svg shows the evidence over time
+      FILE.svg shows the evidence over time. Images sorted otherwise than by time, say by class, may
+      raise an alarm by their order alone
   --gallery FILE          write a page with the most suspicious images, HTML
   --batch-size --workers --device --shard
 """,

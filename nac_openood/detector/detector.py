@@ -696,7 +696,7 @@ class NACDetector:
             path: ends in `.onnx` (for ONNX Runtime) or `.pt2` (for `torch.export.load`).
             example: a batch `[batch, ...]` of the kind that the program will get; None uses a
                 sample that this detector has read, if it has read any since it was made.
-            alpha: about this share of in-distribution samples will be called
+            alpha: at most this share of in-distribution samples will be called
                 out-of-distribution.
 
         Raises:

@@ -180,7 +180,8 @@ class NACPostprocessor(BasePostprocessor):
         """The fitted detector of the network.
 
         For p-values and decisions, which OpenOOD has none of, calibrate it on held-out ID data:
-        `postprocessor.detector(net).calibrate(id_loader_dict["val"])`.
+        `postprocessor.detector(net).calibrate(id_loader_dict["val"])`, or on other data if a search
+        (`APS_mode`) has used these: settings chosen on them would make p-values too small.
         """
         if self._detector is None or self._detector.net is not net:
             fast = self._source is not None and self._source.fast
