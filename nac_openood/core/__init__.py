@@ -15,4 +15,5 @@ from typing import Any
 RULES: dict[str, tuple[str, Any]] = {
     "nac": ("NAC", "nac_openood.core.coverage:Coverage"),
     "nac_plus": ("NAC+", "nac_openood.core.plus:NACPlus"),
+    "nac_plus_1": ("NAC+ 1", "nac_openood.core.plus:NACPlus1"),
 }

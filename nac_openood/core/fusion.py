@@ -18,10 +18,14 @@ from torch import Tensor
 from nac_openood.core.reading import DeviceTensors, double
 from nac_openood.errors import NACError
 
-#: The names of the logits among the parts of a score, and of the sum of all others.
-LOGITS, EARLY = "logits", "early"
+#: Among the parts of a score, the names of the logits and, of NAC+ 2, of the two that the alignment
+#: is made of: the largest logit relative to its mean, and the distance of the head's input.
+LOGITS, TOWARDS, DISTANCE = "logits", "towards a class", "head distance"
+#: The names of the alignment, and of the sums of the late parts and of the early ones.
+ALIGNMENT, LATE, EARLY = "alignment", "late", "early"
 _TAIL, _TAIL_SAMPLES = 0.05, 10
 _LOG_LEAST = math.log(1e-300)
+_ROUND = 2.0**32
 #: Fewer held-out scores are not enough to estimate a tail.
 MIN_SAMPLES = 8
 
@@ -110,14 +114,16 @@ def _with_tail(x: Tensor, bulk: Tensor, edge: Tensor, scale: Tensor, share: floa
 class Fusion:
     """Turns the parts of a score into p-values against calibration data, and fuses them.
 
-    `early` is the sum of the log p-values of all parts of the early layers, calibrated once more;
-    `score = w log p(logits) - log(1 + s / p(early))`. Where the early layers find a sample unusual,
-    `p(early)` below `s`, they count in full; above that, hardly at all.
+    `early` is the sum of the log p-values of all parts of the early layers, calibrated once more,
+    and `late` that of GEN and the alignment. `score = w log p(late) - log(1 + s / p(early))`. Where
+    the early layers find a sample unusual, `p(early)` below `s`, they count in full; above that,
+    hardly at all.
 
     Args:
         calibration: the parts of held-out in-distribution data by name, `[samples]` each. These
-            samples shape the score, so its p-values need others.
-        logit_weight: the weight `w` of the logits.
+            samples shape the score, so its p-values need others. Without what the alignment is made
+            of, as in NAC+ 1, `late` is GEN.
+        logit_weight: the weight `w` of the late parts.
         softness: the p-value `s` below which the early layers count.
     """
 
@@ -128,40 +134,72 @@ class Fusion:
             name: double(part).cpu().contiguous() for name, part in calibration.items()
         }
         self.logit_weight, self.softness = logit_weight, softness
-        self._estimates = {name: TailEstimate(part) for name, part in self.calibration.items()}
+        distance = self.calibration.get(DISTANCE)
+        self._usual = None if distance is None else float(distance.median())
+        used = self._used(self.calibration)
+        self._estimates = {name: TailEstimate(part) for name, part in used.items()}
         left_out = {name: estimate.left_out() for name, estimate in self._estimates.items()}
-        self._early = TailEstimate(reduce(torch.add, _early_parts(left_out).values()))
+        self._early = TailEstimate(_total(_early_parts(left_out)))
+        late = _late_parts(left_out)
+        self._late = TailEstimate(_total(late)) if len(late) > 1 else None
+
+    def _used(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The parts with the alignment in place of what it is made of.
+
+        A sample that is closer to the mean than most is not the more aligned for that: it may just
+        lack everything that the network looks for.
+        """
+        used = {name: part for name, part in parts.items() if name not in (TOWARDS, DISTANCE)}
+        if self._usual is not None:
+            length = (parts[DISTANCE].square() + self._usual**2).sqrt().clamp(min=1e-12)
+            used[ALIGNMENT] = parts[TOWARDS] / length
+        return used
 
     def evidence(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Log p-values of every part, and of the sum of the early layers under `EARLY`."""
-        logs = {name: self._estimates[name].log(part) for name, part in parts.items()}
-        return {**logs, EARLY: self._early.log(reduce(torch.add, _early_parts(logs).values()))}
+        """Log p-values of every part, and of the sums under `EARLY` and `LATE`."""
+        logs = {name: self._estimates[name].log(part) for name, part in self._used(parts).items()}
+        late = logs[LOGITS] if self._late is None else self._late.log(_total(_late_parts(logs)))
+        return {**logs, EARLY: self._early.log(_total(_early_parts(logs))), LATE: late}
 
     def score(self, parts: Mapping[str, Tensor]) -> Tensor:
         """The score, float64 `[batch]`."""
         logs = self.evidence(parts)
-        return self._fused(logs[LOGITS], logs[EARLY])
+        score = self.logit_weight * logs[LATE] + self._softened(logs[EARLY])
+        # samples with the same p-values must tie in other runtimes, too, which round differently
+        return score if self._late is None else (score * _ROUND).round() / _ROUND
 
     def contributions(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """How much each part adds to the score; early layers in proportion to log p-values."""
+        """How much each part adds to the score, in proportion to log p-values."""
         logs = self.evidence(parts)
-        early_parts = _early_parts(logs)
-        early, total = self._softened(logs[EARLY]), reduce(torch.add, early_parts.values())
-        even = torch.full_like(total, 1 / len(early_parts))  # where nothing is unusual
-        shares = {
-            name: early * torch.where(total == 0, even, log / total)
-            for name, log in early_parts.items()
+        late = self.logit_weight * logs[LATE]
+        return {
+            **_shared(self._softened(logs[EARLY]), _early_parts(logs)),
+            **(_shared(late, _late_parts(logs)) if self._late is not None else {LOGITS: late}),
         }
-        return {**shares, LOGITS: self.logit_weight * logs[LOGITS]}
-
-    def _fused(self, logits: Tensor, early: Tensor) -> Tensor:
-        return self.logit_weight * logits + self._softened(early)
 
     def _softened(self, early: Tensor) -> Tensor:
         """`-log(1 + s / p)` of log p-values."""
         return -torch.log1p(self.softness * torch.exp(-early))
 
 
+def _total(logs: Mapping[str, Tensor]) -> Tensor:
+    return reduce(torch.add, logs.values())
+
+
+def _shared(total: Tensor, logs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Divide a part of the score among what is behind it, in proportion to log p-values."""
+    summed = _total(logs)
+    even = torch.full_like(summed, 1 / len(logs))  # where nothing is unusual
+    return {
+        name: total * torch.where(summed == 0, even, log / summed) for name, log in logs.items()
+    }
+
+
 def _early_parts(logs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The early parts, sorted: their sum must not depend on the order in a file."""
-    return {name: logs[name] for name in sorted(logs) if name not in (LOGITS, EARLY)}
+    others = (LOGITS, ALIGNMENT, EARLY, LATE)
+    return {name: logs[name] for name in sorted(logs) if name not in others}
+
+
+def _late_parts(logs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: logs[name] for name in (LOGITS, ALIGNMENT) if name in logs}

@@ -94,24 +94,29 @@ class _Settings:
         return ours
 
     def to_dict(self) -> dict[str, Any]:
-        """The mapping that `from_dict` reads; with `layout` only if one was set."""
+        """The mapping that `from_dict` reads; `layout` and `head_input` only if they were set."""
         settings = dataclasses.asdict(self)  # type: ignore[call-overload]
-        return {name: value for name, value in settings.items() if name != "layout" or value}
+        rare = ("layout", "head_input")
+        return {name: value for name, value in settings.items() if name not in rare or value}
 
 
 @dataclass(frozen=True)
 class LayoutConfig(_Settings):
-    """Settings of a layer whose only setting is the layout of its output.
+    """Settings of a layer that has no others than what it is and the layout of its output.
 
     Args:
         layout: one of `nac_openood.core.reading.LAYOUTS`; None uses the architecture table or, for
             other modules, the number of dimensions. Of tokens, those that the logits depend on
             are read: all, the class token, or the last one.
+        head_input: whether this is the input of the head, which NAC+ 2 sets against the logits.
     """
 
     layout: Optional[str] = None
+    head_input: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.head_input, bool):
+            raise NACError(f"head_input must be true or false, got {self.head_input!r}.")
         if self.layout is not None and self.layout not in list(LAYOUTS):
             raise NACError(f"layout must be one of {list(LAYOUTS)} or None, got {self.layout!r}.")
 

@@ -1,24 +1,25 @@
 """NAC+: evidence of early layers and of the logits, fused as p-values, from forward passes only.
 
 Early and middle layers detect far-OOD inputs by how unusual their activations are, each neuron
-alone (coverage) and all at once (distance); the logits detect near-OOD inputs. `docs/method.md`
-has the formulas and measurements.
+alone (coverage) and all at once (distance); the logits detect near-OOD inputs, alone (GEN) and
+against the input of the head (alignment; NAC+ 1 had none). `docs/method.md` has the formulas and
+measurements.
 """
 
 from __future__ import annotations
 
 import hashlib
 import warnings
-from typing import Any, Iterable, Mapping, Optional, Sequence
+from typing import Any, Iterable, Mapping, Optional, Sequence, Union
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nac_openood.core import RULES
-from nac_openood.core.fusion import LOGITS, MIN_SAMPLES, Fusion
+from nac_openood.core.fusion import ALIGNMENT, DISTANCE, LOGITS, MIN_SAMPLES, TOWARDS, Fusion
 from nac_openood.core.layer_config import LayoutConfig, finite_number
-from nac_openood.core.plus_layer import LayerEvidence
+from nac_openood.core.plus_layer import MAX_NEURONS, HeadEvidence, LayerEvidence
 from nac_openood.core.reading import BatchReadings, Reading, double, logits_in, not_finite
 from nac_openood.core.rule import Needs, Rule, stored_layers
 from nac_openood.errors import NACError, NotFittedError
@@ -42,16 +43,18 @@ _ACTIVATION, _LOGITS, _INDEX = "held/activation/", "held/logits", "held/number"
 
 
 class NACPlus(Rule):
-    """Coverage and distance of the activations of some layers and GEN of the logits, as p-values.
+    """Coverage and distance of early layers, GEN of the logits and alignment, as p-values.
 
     Args:
-        layers: settings by layer name: the last block of every stage but the last.
+        layers: settings by layer name: the last block of every stage but the last, and the input of
+            the head, which has `head_input` set. Without that, this is NAC+ 1.
         logit_weight: the weight of the logits, relative to all layers together.
         softness: the p-value below which the layers count.
     """
 
     name, title = "nac_plus", RULES["nac_plus"][0]
     needs_calibration = True
+    reads_head_input = True
 
     def __init__(
         self,
@@ -61,6 +64,15 @@ class NACPlus(Rule):
         softness: float = 0.2,
     ) -> None:
         super().__init__(layers)
+        heads = [name for name, config in layers.items() if config.head_input]
+        self.early = [name for name in layers if name not in heads]
+        if len(heads) > self.reads_head_input or not self.early:
+            raise NACError(
+                f"expected early layers and at most {int(self.reads_head_input)} with head_input, "
+                f"got {self.early} and {heads}. Name other layers, or pass layers='auto'."
+            )
+        self.head_input = heads[0] if heads else None
+        self.head: Optional[HeadEvidence] = None
         self.logit_weight = finite_number("logit_weight", logit_weight, _MAX_WEIGHT)
         self.softness = finite_number("softness", softness, 1.0)
         self.calibrated = False
@@ -96,11 +108,19 @@ class NACPlus(Rule):
 
     def _count(self, batches: Iterable[Mapping[str, Reading]]) -> None:
         for batch in batches:
-            for name, (activation, _) in batch.items():
+            for name in self.early:
+                activation = batch[name].activation
                 if name not in self.evidence:
                     neurons = activation.shape[1]
                     self.evidence[name] = LayerEvidence.empty(neurons, activation.device)
                 self.evidence[name].update(activation)
+            if self.head_input is not None:
+                features, logits = batch[self.head_input].activation, logits_in(batch)
+                neurons = features.shape[1]
+                if self.head is None and neurons <= MAX_NEURONS:
+                    self.head = HeadEvidence.empty(neurons, logits.shape[1], features.device)
+                if self.head is not None:
+                    self.head.update(features, logits)
             self._fusion, self._held_out_scores, self.calibrated = None, None, False
 
     # -- calibration -----------------------------------------------------------------------
@@ -176,17 +196,20 @@ class NACPlus(Rule):
     # -- scoring ---------------------------------------------------------------------------
 
     def parts(self, readings: Mapping[str, Reading]) -> dict[str, Tensor]:
-        """Coverage and distance by layer, GEN of the logits, float64 `[batch]` each."""
+        """Coverage and distance by layer, GEN and what makes the alignment, float64 `[batch]`."""
         self.check()
         scores = {}
         checked = self.checked(readings)
-        for name, (activation, _) in checked.items():
-            evidence = self.evidence[name]
+        for name, evidence in self.evidence.items():
+            activation = checked[name].activation
             scores[name] = evidence.coverage.score(activation)
             if evidence.gaussian is not None:
                 scores[distance_of(name)] = evidence.gaussian.score(activation)
         logits = logits_in(readings)
         scores[LOGITS] = gen(logits)
+        if self.head_input is not None and self.head is not None:
+            scores[TOWARDS] = self.head.aligned.towards(logits)
+            scores[DISTANCE] = self.head.aligned.distance(checked[self.head_input].activation)
         broken = not_finite(Reading(logits), *checked.values())
         return {
             name: score.masked_fill(broken.to(score.device), float("nan"))
@@ -198,21 +221,28 @@ class NACPlus(Rule):
         return self.fusion().score(parts)
 
     def contributions(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """How much the logits and each layer, by coverage and distance, add to the score."""
+        """How much the logits, each early layer and, by the alignment, the head's input add."""
         added = self.fusion().contributions(parts)
-        layers = {name: added[name] + added.get(distance_of(name), 0.0) for name in self.layers}
+        layers = {name: added[name] + added.get(distance_of(name), 0.0) for name in self.early}
+        if self.head_input is not None:  # nothing if it is too wide for a distance
+            zeros = torch.zeros_like(added[LOGITS])
+            layers[self.head_input] = added.get(ALIGNMENT, zeros)
         return {**layers, LOGITS: added[LOGITS]}
 
     def neurons(self, readings: Mapping[str, Reading]) -> dict[str, Tensor]:
         """Log coverage of every neuron by layer, `[batch, neurons]` each; 0 is fully covered."""
-        return {n: self.evidence[n].coverage.neurons(readings[n].activation) for n in self.layers}
+        return {n: self.evidence[n].coverage.neurons(readings[n].activation) for n in self.early}
 
     # -- shards and files ------------------------------------------------------------------
+
+    def _all_evidence(self) -> dict[str, Union[LayerEvidence, HeadEvidence]]:
+        head = {} if self.head is None or self.head_input is None else {self.head_input: self.head}
+        return {**self.evidence, **head}
 
     def sums(self) -> dict[str, Tensor]:
         """Counts and moments by layer, and the numbers of samples with NaN or Inf."""
         found = dict(self.state)
-        for layer, evidence in self.evidence.items():
+        for layer, evidence in self._all_evidence().items():
             found.update({f"{layer}/{name}": tensor for name, tensor in evidence.sums().items()})
         return found
 
@@ -220,8 +250,10 @@ class NACPlus(Rule):
         """Replace counts and moments by sums over shards; calibrate again afterwards."""
         own = {layer: _with_prefix(f"{layer}/", sums) for layer in self.layers}
         self.evidence = {
-            layer: LayerEvidence.of_sums(found) for layer, found in own.items() if found
+            layer: LayerEvidence.of_sums(own[layer]) for layer in self.early if own[layer]
         }
+        head = own.get(self.head_input or "")
+        self.head = HeadEvidence.of_sums(head) if head else None
         self.state = {name: tensor for name, tensor in sums.items() if name.startswith("broken/")}
         self._fusion, self._held_out_scores, self.calibrated = None, None, False
 
@@ -242,7 +274,7 @@ class NACPlus(Rule):
     def tensors(self) -> dict[str, Tensor]:
         """Evidence by layer, the parts of the samples that shape the score, held-out samples."""
         found = dict(self.held_out.tensors)
-        for layer, evidence in self.evidence.items():
+        for layer, evidence in self._all_evidence().items():
             found.update({f"layer/{layer}/{n}": tensor for n, tensor in evidence.tensors().items()})
         parts = {} if self._fusion is None else self._fusion.calibration
         return {**found, **{f"{_CALIBRATION}{name}": part for name, part in parts.items()}}
@@ -251,6 +283,7 @@ class NACPlus(Rule):
         """The settings of the rule and of its layers."""
         return {
             **super().settings(),
+            "version": 1 if self.head_input is None else 2,
             "logit_weight": self.logit_weight,
             "softness": self.softness,
             "calibrated": self.calibrated,
@@ -261,14 +294,25 @@ class NACPlus(Rule):
         """Restore a rule from its `settings` and `tensors`."""
         layers = stored_layers(settings, LayoutConfig)
         rule = cls(layers, logit_weight=settings["logit_weight"], softness=settings["softness"])
-        for name in layers:
+        for name in rule.early:
             rule.evidence[name] = LayerEvidence.restore(_with_prefix(f"layer/{name}/", tensors))
+        head = _with_prefix(f"layer/{rule.head_input}/", tensors)
+        rule.head = HeadEvidence.restore(head) if rule.head_input is not None and head else None
+        if rule.head is not None and rule.head.n_samples != rule.evidence[rule.early[0]].n_samples:
+            raise NACError("the input of the head is of another number of samples than the layers.")
         parts = _with_prefix(_CALIBRATION, tensors)
         rule.calibrated = bool(settings.get("calibrated"))
         if parts:
             rule._fusion = rule._new_fusion(parts)
         rule.held_out = HeldOut.restore(tensors, layers)
         return rule
+
+
+class NACPlus1(NACPlus):
+    """NAC+ without the alignment, which `layers="auto"` then does not read the head's input for."""
+
+    name, title = "nac_plus_1", RULES["nac_plus_1"][0]
+    reads_head_input = False
 
 
 def distance_of(layer: str) -> str:

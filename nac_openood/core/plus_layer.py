@@ -1,6 +1,7 @@
 """What NAC+ learns about one layer: counts for the coverage, moments for the distance.
 
-Both add up exactly, so that shards of the training data give the same as one pass:
+Of the input of the head, it learns moments of features and logits, for the alignment. All of it
+adds up exactly, so that shards of the training data give the same as one pass:
 
 - Activations are counted on a fixed fine grid, that of floating-point numbers with few mantissa
   bits. It does not depend on the data; quantiles and histograms are made of it afterwards.
@@ -80,12 +81,11 @@ class LayerEvidence:
         """For a file: counts without empty cells at both ends, half of the symmetric moments."""
         used = self.counts.counts.any(dim=0).nonzero()[:, 0]
         first, end = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 1)
-        moments = {} if self.moments is None else vars(self.moments)
         return {
             "counts": self.counts.counts[:, first:end].contiguous(),
             "first_cell": torch.tensor(first),
             "n_samples": torch.tensor(self.n_samples),
-            **{f"moments/{name}": t.cpu()[_upper(len(t))] for name, t in moments.items()},
+            **({} if self.moments is None else self.moments.tensors()),
         }
 
     @classmethod
@@ -97,13 +97,8 @@ class LayerEvidence:
         counts.check("counts")
         if len(kept) > MAX_NEURONS:
             return cls(counts, None)
-        rows, columns = _upper(len(kept) + 1)
-        found = []
-        for name in ("moments/high", "moments/low"):
-            found.append(torch.empty(2 * [len(kept) + 1], dtype=torch.int64))
-            found[-1][rows, columns] = found[-1][columns, rows] = tensors[name]
-        moments = Moments(*found)
-        if round(float(moments.products()[0, 0])) != n:
+        moments = Moments.restore(tensors, len(kept))
+        if moments.n_samples != n:
             raise NACError("the moments are of another number of samples than the counts.")
         return cls(counts, moments)
 
@@ -304,6 +299,25 @@ class Moments:
         total = Moments(self.high.to(high.device) + high, self.low.to(low.device) + low)
         self.high, self.low = total.high, total.low
 
+    @property
+    def n_samples(self) -> int:
+        """How many samples were added."""
+        return round(float(self.products()[0, 0]))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """For a file: half of the symmetric sums."""
+        return {f"moments/{name}": t.cpu()[_upper(len(t))] for name, t in vars(self).items()}
+
+    @classmethod
+    def restore(cls, tensors: Mapping[str, Tensor], neurons: int) -> Moments:
+        """Restore the moments from their `tensors`."""
+        rows, columns = _upper(neurons + 1)
+        found = []
+        for name in ("moments/high", "moments/low"):
+            found.append(torch.empty(2 * [neurons + 1], dtype=torch.int64))
+            found[-1][rows, columns] = found[-1][columns, rows] = tensors[name]
+        return cls(*found)
+
     def products(self) -> Tensor:
         """The sum of `x x^T`, float64 `[neurons + 1, neurons + 1]`."""
         return (double(self.high) * 2.0**_LOW + double(self.low)) * _STEP**2
@@ -335,3 +349,108 @@ class Gaussian:
         z = double(activation)
         mean, whiten = self._learned.on(z.device)
         return -((z - mean) @ whiten).square().sum(dim=1)
+
+
+# -- the input of the head and the logits ---------------------------------------------------
+
+#: Logits are rounded to multiples of this, and squared in two digits of 18 bits.
+_LOGIT_STEP, _LOGIT_DIGIT = 2.0**-20, 2.0**18
+
+
+class HeadEvidence:
+    """Moments of the input of the head, and of each logit relative to the mean logit of its sample.
+
+    Args:
+        moments: of the features.
+        logits: int64 `[4, classes]`: sums of the logits, and of their squares in three parts.
+    """
+
+    def __init__(self, moments: Moments, logits: Tensor) -> None:
+        self.moments, self.logits = moments, logits
+
+    @classmethod
+    def empty(cls, neurons: int, classes: int, device: torch.device) -> HeadEvidence:
+        """No samples yet."""
+        logits = torch.zeros((4, classes), dtype=torch.int64, device=device)
+        return cls(Moments.empty(neurons, device), logits)
+
+    @property
+    def n_samples(self) -> int:
+        """How many samples were counted."""
+        return self.moments.n_samples
+
+    def update(self, features: Tensor, logits: Tensor) -> None:
+        """Add features `[batch, neurons]` and logits `[batch, classes]`, on their device."""
+        self.moments.update(features)
+        x = _relative(logits).nan_to_num(0.0, _LARGEST, -_LARGEST).clamp(-_LARGEST, _LARGEST)
+        whole = (x / _LOGIT_STEP).round()
+        high = (whole / _LOGIT_DIGIT).floor()
+        low = whole - high * _LOGIT_DIGIT
+        sums = torch.stack([whole, high * high, high * low, low * low]).long().sum(dim=1)
+        self.logits = self.logits.to(sums.device) + sums
+        vars(self).pop("aligned", None)
+
+    @cached_property
+    def aligned(self) -> AlignedParts:
+        """What the alignment is made of."""
+        return AlignedParts(self)
+
+    def sums(self) -> dict[str, Tensor]:
+        """The tensors that merging adds up, by name."""
+        return {"logits": self.logits, **vars(self.moments)}
+
+    @classmethod
+    def of_sums(cls, sums: Mapping[str, Tensor]) -> HeadEvidence:
+        """Make the evidence from its `sums`."""
+        return cls(Moments(sums["high"], sums["low"]), sums["logits"])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """For a file."""
+        return {"logits": self.logits.cpu(), **self.moments.tensors()}
+
+    @classmethod
+    def restore(cls, tensors: Mapping[str, Tensor]) -> HeadEvidence:
+        """Restore the evidence from its `tensors`."""
+        # half of a symmetric matrix of n rows has n (n + 1) / 2 entries
+        rows = int((2 * len(tensors["moments/high"])) ** 0.5)
+        return cls(Moments.restore(tensors, rows - 1), tensors["logits"])
+
+
+class AlignedParts:
+    """How far a sample is from the mean, and how far its logits are towards a class.
+
+    With a linear head, the second divided by the first is the largest cosine between the features
+    and the weights of a class, both relative to their means and whitened by the covariance of the
+    training data: the product is a logit relative to its mean, and the lengths are the Mahalanobis
+    distance of the features and the standard deviation of the logit. So the head is not needed.
+
+    Args:
+        evidence: of the training data.
+    """
+
+    def __init__(self, evidence: HeadEvidence) -> None:
+        self._gaussian = Gaussian(evidence.moments)
+        n = evidence.n_samples
+        total, high, mixed, low = double(evidence.logits)
+        mean = total * _LOGIT_STEP / n
+        squares = (high * _LOGIT_DIGIT + 2 * mixed) * _LOGIT_DIGIT + low
+        deviation = (squares * _LOGIT_STEP**2 / n - mean**2).clamp(min=0.0).sqrt()
+        # a class that never varies would outdo all others
+        deviation = deviation.clamp(min=0.01 * float(deviation.mean()) + 1e-12)
+        self._learned = DeviceTensors(mean, deviation)
+
+    def distance(self, features: Tensor) -> Tensor:
+        """The Mahalanobis distance of `[batch, neurons]`, float64 `[batch]`."""
+        return (-self._gaussian.score(features)).sqrt()
+
+    def towards(self, logits: Tensor) -> Tensor:
+        """The largest standardized logit of `[batch, classes]`, float64 `[batch]`."""
+        relative = _relative(logits)
+        mean, deviation = self._learned.on(relative.device)
+        return ((relative - mean) / deviation).amax(dim=1)
+
+
+def _relative(logits: Tensor) -> Tensor:
+    """Logits relative to the mean logit of each sample, float64."""
+    x = double(logits)
+    return x - x.mean(dim=1, keepdim=True)

@@ -14,7 +14,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence, Type, TypeVar, Un
 
 from torch import nn
 
-from nac_openood.core.layer_config import LayerConfig, refuse_unknown, whole_number
+from nac_openood.core.layer_config import LayerConfig, LayoutConfig, refuse_unknown, whole_number
 from nac_openood.core.rule import Rule, rule_named
 from nac_openood.errors import NACError, ProbeError
 from nac_openood.files import read_text
@@ -283,7 +283,12 @@ def automatic_settings(net: nn.Module, rule: Type[Rule], x: Any) -> dict[str, An
     """Default settings of the layers found by running `net` on a batch, by module path."""
     found = auto_layers(net, x)
     layers = found.deepest_first if rule.reads_head_input else found.early
-    return {layer.path: rule.layer_settings(layout=layer.layout) for layer in layers}
+    settings = {layer.path: rule.layer_settings(layout=layer.layout) for layer in layers}
+    head = settings.get(found.head_input.path)
+    # a network without blocks has no other early layer than this one
+    if isinstance(head, LayoutConfig) and found.head_input not in found.early:
+        settings[found.head_input.path] = dataclasses.replace(head, head_input=True)
+    return settings
 
 
 def locate_layers(net: nn.Module, settings: Mapping[str, Any]) -> dict[str, Layer]:

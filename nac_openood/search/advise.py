@@ -421,7 +421,7 @@ def alternatives(
         readable = weight if id_val.logits is not None else None
         found.update(_on_features(fit, layers.head_input, layers.head_size, readable))
     if layers.early and id_val.n_samples >= MIN_CALIBRATION:
-        found[NAC_PLUS_TITLE] = _plus(fit, id_val, layers.early)
+        found[NAC_PLUS_TITLE] = _plus(fit, id_val, layers)
     return found
 
 
@@ -447,18 +447,22 @@ def _on_features(
     return found
 
 
-def _plus(fit: Readings, id_val: Readings, early: Mapping[str, float]) -> Score:
-    def only_early(readings: Readings) -> BatchReadings:
-        layers = {n: Reading(readings[n].activation / by) for n, by in early.items()}
-        return BatchReadings(logits_in(readings), layers)
+def _plus(fit: Readings, id_val: Readings, layers: AlternativeLayers) -> Score:
+    # of the head's input, the scale makes no difference
+    head = {} if layers.head_input in (None, *layers.early) else {str(layers.head_input): 1.0}
+    divisors = {**layers.early, **head}
+
+    def only_these(readings: Readings) -> BatchReadings:
+        means = {n: Reading(readings[n].activation / by) for n, by in divisors.items()}
+        return BatchReadings(logits_in(readings), means)
 
     def finite(readings: Readings) -> Readings:  # no rule can be fitted on NaN or Inf
-        layers = (readings[name] for name in early)
-        return readings.rows(~not_finite(Reading(logits_in(readings)), *layers))
+        read = (readings[name] for name in divisors)
+        return readings.rows(~not_finite(Reading(logits_in(readings)), *read))
 
-    rule = NACPlus({name: LayoutConfig() for name in early})
-    fit_rule(rule, map(only_early, finite(fit).batches()))
+    rule = NACPlus({name: LayoutConfig(head_input=name in head) for name in divisors})
+    fit_rule(rule, map(only_these, finite(fit).batches()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about few samples, which the intervals show
-        rule.calibrate(rule.parts(only_early(batch)) for batch in finite(id_val).batches())
-    return lambda readings: rule.score(only_early(readings))
+        rule.calibrate(rule.parts(only_these(batch)) for batch in finite(id_val).batches())
+    return lambda readings: rule.score(only_these(readings))

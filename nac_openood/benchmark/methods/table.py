@@ -176,11 +176,13 @@ def _of_rule(name: str, title: str) -> Method:
     return Method(name, title, paper="NAC-UE" if name == NAC else None, needs="network", rule=name)
 
 
+#: Of NAC+, the former version; compared if it is named.
+LATER_METHODS["nac_plus_1"] = _of_rule("nac_plus_1", RULES["nac_plus_1"][0])
 #: The methods of this package by name, the paper's in its order, then the other rules; and those
 #: that were passed to `register_method`.
 METHODS: dict[str, Method] = {
     **{method.name: method for method in _BASELINES},
-    **{name: _of_rule(name, title) for name, (title, _) in RULES.items()},
+    **{n: _of_rule(n, title) for n, (title, _) in RULES.items() if n not in LATER_METHODS},
 }
 _BUILT_IN = frozenset({*METHODS, *LATER_METHODS})
 #: Words that stand for several methods.
