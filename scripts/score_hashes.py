@@ -58,6 +58,7 @@ def score_hashes(bench: Path, root: Path) -> dict[str, str]:
             for name, layers, rule in (
                 ("nac", "cifar10", "nac"),
                 ("nac_plus", "auto", "nac_plus"),
+                ("nac_plus_1", "auto", "nac_plus_1"),
             )
         }
     finally:

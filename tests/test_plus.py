@@ -11,8 +11,9 @@ from test_fusion import oracle_p, own_p
 
 from nac_openood import NACError
 from nac_openood.core import plus, plus_layer
+from nac_openood.core.fusion import ALIGNMENT, DISTANCE, LATE, LOGITS, TOWARDS
 from nac_openood.core.layer_config import LayoutConfig
-from nac_openood.core.plus import MAX_SAMPLES, HeldOut, NACPlus, distance_of, gen
+from nac_openood.core.plus import MAX_SAMPLES, HeldOut, NACPlus, NACPlus1, distance_of, gen
 from nac_openood.core.plus_layer import N_CELLS, Gaussian, Moments, cell_edges, cell_index
 from nac_openood.core.reading import BatchReadings, Reading
 
@@ -215,6 +216,114 @@ def test_damaged_settings_and_tensors_are_refused():
     }.items():
         with pytest.raises(NACError, match=message):
             NACPlus.restore(rule.settings(), {**tensors, name: tensors[name] * 2})
+
+
+# -- the alignment of NAC+ 2 ---------------------------------------------------------------
+
+HEAD = {"a": LayoutConfig(), "b": LayoutConfig(head_input=True)}
+
+
+def with_head(n=600, layers=HEAD, parts=1):
+    rules = []
+    for part in range(parts):
+        rule = NACPlus(layers)
+        rule.start_at(part * n // parts)
+        for start in range(part * n // parts, (part + 1) * n // parts, 100):
+            rule.update(samples(100, start))
+        rules.append(rule)
+    for other in rules[1:]:
+        rules[0].merge(other)
+    return rules[0]
+
+
+def test_alignment_literally():
+    rule, x = with_head(), samples(30, 5)
+    rule.calibrate(map(rule.parts, [samples(100, 7)]))
+    train = [samples(100, start) for start in range(0, 600, 100)]
+    z, logits = (
+        torch.cat([pick(s) for s in train]).double().numpy()
+        for pick in (lambda s: s["b"].activation, lambda s: s.logits)
+    )
+    covariance = np.cov(z.T, bias=True)
+    covariance += 0.01 * covariance.diagonal().mean() * np.eye(len(covariance))
+    off = x["b"].activation.double().numpy() - z.mean(0)
+    distance = np.sqrt((off @ np.linalg.inv(covariance) * off).sum(1))
+    relative = logits - logits.mean(1, keepdims=True)
+    own = x.logits.double().numpy()
+    own = own - own.mean(1, keepdims=True) - relative.mean(0)
+    towards = (own / relative.std(0)).max(1)
+    parts = rule.parts(x)
+    assert np.allclose(parts[DISTANCE], distance, rtol=1e-6)
+    assert np.allclose(parts[TOWARDS], towards, atol=1e-5)
+    held = rule.fusion().calibration
+    usual = held[DISTANCE].median()
+    aligned, others = (p[TOWARDS] / (p[DISTANCE] ** 2 + usual**2).sqrt() for p in (parts, held))
+    logs = rule.fusion().evidence(parts)
+    expected = np.log(oracle_p(others.numpy(), aligned.numpy()))
+    assert np.allclose(logs[ALIGNMENT], expected)
+    assert rule.settings()["version"] == 2 and LATE in logs
+    added = rule.contributions(parts)
+    assert set(added) == {"a", "b", "logits"}
+    assert torch.allclose(sum(added.values()), rule.score(x), atol=1e-8)
+
+
+def test_with_a_linear_head_it_is_a_cosine_of_whitened_features(monkeypatch):
+    monkeypatch.setattr(plus_layer, "_SHRINKAGE", 0.0)
+    draw = torch.Generator().manual_seed(0)
+    z = torch.randn(4000, 5, generator=draw) @ torch.randn(5, 5, generator=draw) + 3
+    weight, bias = torch.randn(4, 5, generator=draw), torch.randn(4, generator=draw)
+    head = plus_layer.HeadEvidence.empty(5, 4, CPU)
+    head.update(z, z @ weight.T + bias)
+    aligned = head.aligned
+    found = aligned.towards(z @ weight.T + bias) / aligned.distance(z)
+    root = torch.linalg.cholesky(torch.cov(z.T, correction=0))
+    white = torch.linalg.solve(root, (z - z.mean(0)).T)
+    classes = root.T @ (weight - weight.mean(0)).T
+    cosine = torch.nn.functional.cosine_similarity(white.T[:, :, None], classes[None], dim=1)
+    assert torch.allclose(found.float(), cosine.amax(1), atol=1e-4)
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_shards_and_files_keep_the_head(parts):
+    whole, merged, x = with_head(), with_head(parts=parts), samples(30, 5)
+    for name, total in whole.sums().items():
+        assert torch.equal(merged.sums()[name], total)
+    for rule in (whole, merged):
+        rule.calibrate(map(rule.parts, [samples(100, 7)]))
+    again = NACPlus.restore(merged.settings(), merged.tensors())
+    assert torch.equal(whole.score(x), merged.score(x))
+    assert torch.equal(whole.score(x), again.score(x))
+    tensors = {
+        **merged.tensors(),
+        "layer/b/moments/high": 2 * merged.head.tensors()["moments/high"],
+    }
+    with pytest.raises(NACError, match="input of the head is of another number of samples"):
+        NACPlus.restore(merged.settings(), tensors)
+
+
+def test_without_the_head_input_it_is_nac_plus_1():
+    layers, x = {"a": LayoutConfig()}, samples(30, 5)
+    both = [NACPlus(layers), NACPlus1(layers)]
+    for rule in both:
+        rule.update(samples(600, 0))
+        rule.calibrate(map(rule.parts, [samples(100, 7)]))
+        assert rule.settings()["version"] == 1 and LOGITS in rule.parts(x)
+    assert torch.equal(both[0].score(x), both[1].score(x))
+    for kind, wrong in ((NACPlus1, HEAD), (NACPlus, {"b": HEAD["b"]})):
+        with pytest.raises(NACError, match="expected early layers and at most"):
+            kind(wrong)
+    with pytest.raises(NACError, match="head_input must be true or false, got 1"):
+        LayoutConfig(head_input=1)
+
+
+def test_a_head_input_that_is_too_wide_is_left_out(monkeypatch):
+    monkeypatch.setattr(plus, "MAX_NEURONS", 39)
+    rule, x = with_head(), samples(30, 5)
+    rule.calibrate(map(rule.parts, [samples(100, 7)]))
+    one = with_head(layers={"a": LayoutConfig()})
+    one.calibrate(map(one.parts, [samples(100, 7)]))
+    assert torch.equal(rule.score(x), one.score(x))
+    assert rule.contributions(rule.parts(x))["b"].unique().tolist() == [0.0]
 
 
 # -- moments that add up exactly, and the distance from a Gaussian made of them
