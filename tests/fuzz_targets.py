@@ -285,7 +285,8 @@ def stable(results: Results) -> str:
     rows = [replace(row, **measured, disturbed=False) for row in results.rows]
     scores = [results.scores(row.run, row.method, s.name) for row in rows for s in results.sets]
     kept = [None if each is None else each.score.tolist() for each in scores]
-    return repr((rows, results.sets, results.runs, results.gallery, kept))
+    shown = results.gallery, results.confident
+    return repr((rows, results.sets, results.runs, shown, kept))
 
 
 def comparison_resumed(folder: Path) -> Case:
