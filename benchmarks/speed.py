@@ -81,8 +81,11 @@ def scoring(net: torch.nn.Module, x: torch.Tensor) -> dict[str, Callable[[], obj
     """A plain forward pass and our ways to score a batch, on the device of both."""
     exact = NACDetector(net, LAYERS, rule="nac").fit([x])
     fast = NACDetector(net, LAYERS, rule="nac", fast=True).fit([x])
-    plus = NACDetector(net, LAYERS, rule="nac_plus").fit([x, x])
-    plus.calibrate([x] * (1 + 100 // len(x)))
+    plus, plus_1 = (
+        NACDetector(net, "auto", rule=r).fit([x, x]) for r in ("nac_plus", "nac_plus_1")
+    )
+    for each in (plus, plus_1):
+        each.calibrate([x] * (1 + 100 // len(x)))
     deepest = NACDetector(net, LAYERS[:1], rule="nac").fit([x])
     return {
         "plain forward": lambda: plain(net, x),
@@ -90,6 +93,7 @@ def scoring(net: torch.nn.Module, x: torch.Tensor) -> dict[str, Callable[[], obj
         "ours, fast=True": lambda: fast.score(x),
         "ours, deepest layer only": lambda: deepest.score(x),
         "NAC+": lambda: plus.score(x),
+        "NAC+ 1": lambda: plus_1.score(x),
     }
 
 

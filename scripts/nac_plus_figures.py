@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from nac_openood import NACDetector, Readings, files
-from nac_openood.core.fusion import LOGITS, Fusion
+from nac_openood.core.fusion import DISTANCE, LOGITS, TOWARDS, Fusion
 from nac_openood.core.layer_config import LayoutConfig
 from nac_openood.core.metrics import auroc
 from nac_openood.core.plus import NACPlus, distance_of
@@ -31,7 +31,8 @@ from nac_openood.sources.networks import build
 from nac_openood.sources.sets import BENCHMARKS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-LAYERS = ["layer1", "layer2", "layer3"]
+EARLY, HEAD = ["layer1", "layer2", "layer3"], "avgpool"
+LAYERS = {n: LayoutConfig(head_input=n == HEAD) for n in (*EARLY, HEAD)}
 CIFAR10 = BENCHMARKS["cifar10"]
 NEAR, FAR = CIFAR10.near, CIFAR10.far
 TEST = ["cifar10", *NEAR, *FAR]
@@ -60,7 +61,7 @@ class Measured:
 
     def __init__(self, readings: Mapping[str, Readings], rows: Tensor | None = None) -> None:
         train = readings["train_cifar10"]
-        rule = NACPlus({name: LayoutConfig() for name in LAYERS})
+        rule = NACPlus(LAYERS)
         for part in (train if rows is None else train.rows(rows)).batches():
             rule.update(part)
         self.pvalues = PValues(rule.calibrate(map(rule.parts, readings["val_cifar10"].batches())))
@@ -108,11 +109,12 @@ def measure(readings: Mapping[str, Readings]) -> dict[str, object]:
     labels = readings["train_cifar10"].label.numpy()
     default = Measured(readings, torch.from_numpy(balanced_indices(labels, 1000)))
     whole = Measured(readings)
-    distances = [distance_of(name) for name in LAYERS]
+    distances, late = [distance_of(name) for name in EARLY], [LOGITS, TOWARDS, DISTANCE]
     kept = {
         "NAC+": None,
-        "without coverage": [*distances, LOGITS],
-        "without distances": [*LAYERS, LOGITS],
+        "without alignment (NAC+ 1)": [*EARLY, *distances, LOGITS],
+        "without coverage": [*distances, *late],
+        "without distances": [*EARLY, *late],
     }
     parts = {title: whole.near_far(whole.fused(names)) for title, names in kept.items()}
     parts["early layers alone"] = whole.near_far(whole.fused(w=0.0))

@@ -105,7 +105,12 @@ def main() -> int:
     if machine() not in known:
         print(f"no hashes are stored for this machine ({machine()})")
         return 0
-    return int(known[machine()] != found)
+    return int(bool(changed(found, known[machine()])))
+
+
+def changed(found: dict[str, str], known: dict[str, str]) -> list[str]:
+    """The rules whose hashes are not the stored ones; a machine may have none of a newer rule."""
+    return [name for name, value in known.items() if found.get(name) != value]
 
 
 if __name__ == "__main__":

@@ -44,6 +44,15 @@ def stored(net, x):
     return {name: array.numpy() for name, array in arrays.items()}
 
 
+def test_the_input_of_the_head_is_set_against_the_logits(net):
+    train, val, new = (stored(net, images(n, seed)) for n, seed in ((400, 0), (100, 1), (20, 2)))
+    arrays = ArrayDetector(LAYERS, head_input="second").fit(train).calibrate(val)
+    assert arrays.detector_.rule_.settings()["version"] == 2
+    assert np.isfinite(arrays.score(new)).all()
+    with pytest.raises(NACError, match="head_input must be one of"):
+        ArrayDetector(LAYERS, head_input="third")
+
+
 def test_scores_are_those_of_the_network(net, tmp_path):
     train, val, new = images(1500, 0), images(200, 1), 2 * images(30, 2)
     labels = torch.arange(1500) % 4

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood.core.fusion import LOGITS
+from nac_openood.core.layer_config import LayoutConfig
 from nac_openood.core.pvalues import ALPHA
 from nac_openood.detector.detector import NACDetector
 from nac_openood.errors import FileError, NACError
@@ -25,6 +26,8 @@ class ArrayDetector:
     Args:
         layers: names of the arrays that are activations, `[samples, neurons]`, or `[samples,
             channels, height, width]`, which are averaged over positions.
+        head_input: which of them is the input of the head, which NAC+ sets against the logits;
+            without it, this is NAC+ 1.
         rule: as in `NACDetector`; a rule that needs no gradients.
 
     Attributes:
@@ -33,13 +36,25 @@ class ArrayDetector:
 
     Examples:
         >>> train, val, new = map(read_arrays, ("train.npz", "val.npz", "new.npz"))
-        >>> det = ArrayDetector(["features"]).fit(train).calibrate(val)
+        >>> det = ArrayDetector(["middle", "features"], head_input="features")
+        >>> det.fit(train).calibrate(val)
         >>> det.p_value(new)  # NumPy, [samples]
     """
 
-    def __init__(self, layers: Sequence[str], *, rule: Optional[str] = None) -> None:
+    def __init__(
+        self,
+        layers: Sequence[str],
+        *,
+        head_input: Optional[str] = None,
+        rule: Optional[str] = None,
+    ) -> None:
         self.layers = [layers] if isinstance(layers, str) else list(layers)
-        self.detector_ = NACDetector(_Stored(self.layers), self.layers, rule=rule)
+        if head_input not in (None, *self.layers):
+            raise NACError(f"head_input must be one of {self.layers}, got {head_input!r}.")
+        settings: Any = self.layers
+        if head_input is not None:
+            settings = {n: LayoutConfig(head_input=n == head_input) for n in self.layers}
+        self.detector_ = NACDetector(_Stored(self.layers), settings, rule=rule)
 
     def __repr__(self) -> str:
         return repr(self.detector_).replace("NACDetector", "ArrayDetector", 1)
