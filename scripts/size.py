@@ -51,12 +51,13 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 #: what publishes a release 170, the code of the FAQ 15, the pull request for OpenOOD 120, what a
 #: detector imports 25, later methods and the leaderboard 240, stored arrays 85, what is printed and
 #: shown 180, the audit of guarantees 160.
+#: The alignment of NAC+ 2 added 150, and 110 to the tests.
 LIMITS: dict[str, int] = {
-    "code lines": 18_860,
+    "code lines": 19_010,
     "files": 146,
     "record types": 118,
     "modules below 120 lines with one importer": 16,
-    "code lines of tests": 17_975,
+    "code lines of tests": 18_085,
 }
 #: How many files each call may pass through. The advice after a search compares with methods that
 #: read the head: three files more.
