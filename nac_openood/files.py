@@ -49,14 +49,31 @@ def make_folder(folder: PathLike) -> Path:
     return Path(folder)
 
 
+def as_path(path: PathLike) -> Path:
+    """The path of a name, which may be bytes.
+
+    Raises:
+        FileError: this is no name of a file.
+    """
+    with suppress(TypeError):
+        if "\0" not in os.fsdecode(path):
+            return Path(os.fsdecode(path))
+    raise FileError(f"expected the name of a file, got {path!r}.")
+
+
 def check_target(path: PathLike) -> Path:
     """Check that a file can be written; returns `path`, or the target of a link.
 
     Raises:
         FileError: its folder does not exist, or something other than a file is there.
     """
-    target = Path(path).resolve() if Path(path).is_symlink() else Path(path)
-    if target.exists() and not target.is_file():
+    path = target = as_path(path)
+    try:
+        target = path.resolve() if path.is_symlink() else path
+        is_other = target.exists() and not target.is_file()
+    except (OSError, RuntimeError) as error:  # a name that is too long, or links in a circle
+        raise FileError(f"cannot write {path}: {why_unreadable(error)}.") from error
+    if is_other:
         raise FileError(f"cannot write {path}: it is a folder or a device. Name a file.")
     if not target.parent.is_dir():
         raise FileError(f"cannot write {path}: there is no folder {target.parent}: create it.")
@@ -72,7 +89,7 @@ def replacing(path: PathLike) -> Iterator[Path]:
     replaced. Of several processes that work together, the first one writes, and the others wait
     for it.
     """
-    with synchronized(f"write {Path(path).name}"):
+    with synchronized(f"write {as_path(path).name}"):
         target = check_target(path)
         if not is_main():
             with tempfile.TemporaryDirectory() as folder:

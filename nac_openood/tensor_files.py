@@ -13,7 +13,6 @@ import shutil
 import tempfile
 from contextlib import AbstractContextManager, ExitStack, suppress
 from importlib.metadata import version
-from pathlib import Path
 from typing import IO, Any, Mapping
 
 import torch
@@ -51,9 +50,12 @@ def read_tensors(
     Raises:
         FileError: the file is missing, damaged, of another kind or of a newer version.
     """
+    path = files.as_path(path)
+    if path.exists() and not path.is_file():  # opening a pipe would wait for somebody to write
+        raise FileError(f"cannot read {path}: it is a folder or a device. Name a file.")
     try:
         with file_errors(f"read {path}"):
-            Path(path).open("rb").close()  # safetensors calls a file missing that may not be read
+            path.open("rb").close()  # safetensors calls a file missing that may not be read
             with safe_open(str(path), framework="pt") as opened:
                 metadata = opened.metadata() or {}
                 tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
@@ -88,7 +90,7 @@ class TensorWriter(AbstractContextManager["TensorWriter"]):
     """
 
     def __init__(self, path: PathLike) -> None:
-        self.path = Path(path)
+        self.path = files.as_path(path)
         files.check_target(self.path)
         self._files: dict[str, IO[bytes]] = {}
         self._dtypes: dict[str, torch.dtype] = {}

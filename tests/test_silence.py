@@ -6,6 +6,7 @@ from collections import namedtuple
 
 import pytest
 import torch
+import torchvision
 from torch import nn
 
 from nac_openood import LayerConfig, NACDetector, NACError, ProbeError
@@ -47,10 +48,12 @@ def fit(net, x=None, output=None, settings=OUTPUT, **options):
 
 # -- what the network returns ------------------------------------------------------------------
 
+CENTER = Net()(images()).mean(dim=0).detach()
+
 
 def centered(z):
     """Logits as of a network that predicts each class sometimes."""
-    return z - z.mean(dim=0)
+    return z - CENTER[: z.shape[1]]
 
 
 ENDS = {
@@ -87,10 +90,11 @@ def test_small_logits_of_an_untrained_network_are_logits():
         lambda f, z: z > 0,
         lambda f, z: (z.argmax(1), z),
         lambda f, z: {"logits": z.long()},
+        lambda f, z: z.to_sparse(),
     ],
 )
 def test_whole_numbers_are_no_logits(end):
-    with pytest.raises(ProbeError, match="Let it return the logits"):
+    with pytest.raises(ProbeError, match="Let it return the logits|expected logits of shape"):
         fit(Net(end))
 
 
@@ -165,6 +169,13 @@ class Centered(nn.Module):
         return x - x.mean(0)
 
 
+class Sorted(nn.Module):
+    """Readings in another order than the samples; they hardly differ."""
+
+    def forward(self, x):
+        return x[x.flatten(1).norm(dim=1).argsort()]
+
+
 class NumPyNoise(nn.Module):
     generator = torch.Generator().manual_seed(0)
 
@@ -172,13 +183,22 @@ class NumPyNoise(nn.Module):
         return x + torch.randn(x.shape, generator=self.generator)
 
 
-@pytest.mark.parametrize("module", [Always(), NumPyNoise()])
+class Shifted(nn.Module):
+    """Draws little, and sometimes nothing."""
+
+    def forward(self, x):
+        return x * (1 + 1e-6 * torch.randint(0, 2, ()))
+
+
+@pytest.mark.parametrize("module", [Always(), NumPyNoise(), Shifted()])
 def test_random_numbers_in_evaluation_mode(module):
     with pytest.warns(UserWarning, match="draws random numbers in evaluation mode"):
         fit(Net(middle=module))
 
 
-@pytest.mark.parametrize("module", [Centered(), nn.BatchNorm2d(6, track_running_stats=False)])
+@pytest.mark.parametrize(
+    "module", [Centered(), Sorted(), nn.BatchNorm2d(6, track_running_stats=False)]
+)
 def test_readings_that_depend_on_the_batch(module):
     with pytest.warns(UserWarning, match="depend on the rest of its batch"):
         fit(Net(middle=module))
@@ -248,6 +268,66 @@ def test_another_number_of_channels_is_named(shape):
     det = fit(Net())
     with pytest.raises(ProbeError, match="another number of channels, or size"):
         det.score(torch.rand(shape))
+
+
+def test_another_size_than_a_vision_transformer_takes_is_named():
+    net = torchvision.models.VisionTransformer(8, 4, 1, 2, 16, 16, num_classes=4).eval()
+    det = NACDetector(net, {"encoder.ln": OUTPUT}).fit([images(8)])
+    with pytest.raises(ProbeError, match="Wrong image height.*another number of channels, or size"):
+        det.score(images(2, side=12))
+
+
+def scripted(net):
+    with pytest.warns(FutureWarning):  # TorchScript is deprecated
+        return torch.jit.trace(net.eval(), images(2))
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (lambda: scripted(Net()), "TorchScript runs outside of Python"),
+        (lambda: nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten(1)), "not initialized yet"),
+    ],
+)
+def test_networks_that_cannot_be_read_are_named(net, message):
+    with pytest.raises(ProbeError, match=message):
+        NACDetector(net(), {"0": OUTPUT}).fit([images(4)])
+
+
+# -- samples that count twice ------------------------------------------------------------------
+
+SAME = {
+    "all": lambda x: [x],
+    "in other batches": lambda x: reversed(x.split(7)),
+    "among others": lambda x: [images(60, seed=3), x[:40]],
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("scale", [1, 30])
+def test_calibration_on_what_was_fitted_on(name, scale, tmp_path):
+    x = images(64 * scale)
+    det = fit(Net(), x[:64]) if scale == 1 else NACDetector(Net(), {"pool": OUTPUT}).fit([x], None)
+    det.save(tmp_path / "x")
+    for each in (det, NACDetector.load(tmp_path / "x", det.net)):
+        with pytest.warns(UserWarning, match="calibration samples are samples that the detector"):
+            each.calibrate(SAME[name](x))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            each.calibrate([images(64, seed=7), x[:1]])
+    assert len(det.fit_summary_.hashes) == min(1000, 64 * scale)
+
+
+def test_repeated_calibration_samples():
+    with pytest.warns(UserWarning, match="only 32 of 64 calibration samples are different"):
+        fit(Net()).calibrate([images(32, seed=3)] * 2)
+
+
+def test_merged_samples_that_are_the_same():
+    parts = [fit(Net(), part) for part in images(60).split(30)]
+    parts[0].merge(parts[1])
+    with pytest.warns(UserWarning, match="30 of 30 samples of the other detector are samples of"):
+        parts[0].merge(parts[1])
 
 
 # -- inputs unlike those of the fit -------------------------------------------------------------

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from nac_openood import NACDetector
 from nac_openood.errors import NACError
@@ -22,6 +22,11 @@ def new(detector, layers=("avgpool",), **options):
     return NACDetector(detector.net, layers, **{"rule": "nac", **options})
 
 
+def changed(detector, **attributes):
+    vars(detector).update(attributes)
+    return detector
+
+
 def raw(x):
     return (x * 20).clamp(0, 255).to(torch.uint8)
 
@@ -37,6 +42,16 @@ def raw(x):
         (lambda d, x: d.score(raw(x)), "dtype torch.uint8. Networks take images as floating-point"),
         (lambda d, x: new(d).fit([raw(x)]), r"pass x.float\(\) / 255, normalized as in training"),
         (lambda d, x: d.score([x[0], x[1]]), r"joined with torch.stack\(x\)"),
+        (lambda d, x: d.fit([x], seed=-1), "`seed` must be at least 0"),
+        (lambda d, x: new(d, [3]), r"expected names of layers, such as \['layer3'\].* got int"),
+        (lambda d, x: NACDetector(d.net, 5), "expected names of layers.* got int"),
+        (lambda d, x: NACDetector(d.net, output=1.5), "`output` must be a number or a name"),
+        (lambda d, x: d.merge("a.nac"), "expected another NACDetector, got str"),
+        (lambda d, x: d.save(None), "expected the name of a file, got None"),
+        (lambda d, x: NACDetector.load("a\0b", d.net), "expected the name of a file, got 'a.x00b'"),
+        (lambda d, x: d.save("a" * 300), "cannot write a*: File name too long"),
+        (lambda d, x: changed(d, threshold_=float("nan")).predict(x), "`threshold_` must be a num"),
+        (lambda d, x: changed(d, notes_={"n": 5}).save("x"), "`notes_` must be strings by name"),
         (lambda d, x: d.calibrate([x], tpr="0.9"), "`tpr` must lie between 0 and 1, got '0.9'"),
         (lambda d, x: d.calibrate([x]).judge(x).out("1"), "must lie between 0 and 1, got '1'"),
         (
@@ -67,6 +82,14 @@ def test_a_network_that_takes_uint8_is_let(small_net, images, labels):
     assert NACDetector(Normalized(), ["net.avgpool"], rule="nac").fit([(x, labels)]).score(
         x
     ).shape == (24,)
+
+
+def test_samples_that_a_loader_leaves_out_are_not_fitted_on(small_net, images, labels):
+    chosen = SubsetRandomSampler(range(12))
+    loader = DataLoader(TensorDataset(images, labels), 4, sampler=chosen)
+    found = NACDetector(small_net, ["avgpool"], rule="nac").fit(loader, 8)
+    only = NACDetector(small_net, ["avgpool"], rule="nac").fit([images[:12]])
+    assert set(found.fit_summary_.hashes) < set(only.fit_summary_.hashes)
 
 
 @pytest.mark.parametrize("use", ["fit", "score_loader", "calibrate", "read_loader"])

@@ -352,6 +352,9 @@ def fitting_loader(
     if n_samples is None or not indexable(loader):
         return loader
     dataset: Any = loader.dataset  # type: ignore[attr-defined]
+    chosen = getattr(loader.sampler, "indices", None)  # type: ignore[attr-defined]
+    if chosen is not None:  # of a SubsetRandomSampler, which leaves out e.g. validation data
+        dataset = torch_data.Subset(dataset, list(chosen))
     labels = dataset_labels(dataset)
     if isinstance(n_samples, str):
         n_classes = 1 if labels is None else len(np.unique(labels))

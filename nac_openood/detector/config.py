@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Mapping, Optional, Sequence, Type, TypeVar, Union
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Type, TypeVar, Union
 
 from torch import nn
 
 from nac_openood.core.layer_config import LayerConfig, LayoutConfig, refuse_unknown, whole_number
 from nac_openood.core.rule import Rule, rule_named
-from nac_openood.errors import NACError, ProbeError
+from nac_openood.errors import NACError, ProbeError, some
 from nac_openood.files import read_text
 from nac_openood.network.architectures import Layer, describe, find_layer, recognize, table_layers
 from nac_openood.network.auto import auto_layers
@@ -269,6 +269,12 @@ def layer_settings(net: nn.Module, layers: LayerChoice, rule: Type[Rule]) -> dic
                 f"'{AUTO}', which finds layers by running the network.{hint}"
             )
         return dict(preset_for(net, layers, rule.name).layers)
+    if not isinstance(layers, Iterable) or not all(isinstance(name, str) for name in layers):
+        given = map(type, layers) if isinstance(layers, Iterable) else [type(layers)]
+        raise NACError(
+            "expected names of layers, such as ['layer3'], a preset or 'auto'; got "
+            f"{some([each.__name__ for each in given])}."
+        )
     kind = rule.layer_settings
     settings = dict(layers) if isinstance(layers, Mapping) else {name: kind() for name in layers}
     for name, value in settings.items():

@@ -6,12 +6,15 @@ import math
 import threading
 import warnings
 from collections import Counter
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import Tensor, nn
 
+from nac_openood.core.layer_config import whole_number
 from nac_openood.core.pvalues import ALPHA, PValues
 from nac_openood.core.reading import BatchReadings, Reading, broken_error, double, not_finite
 from nac_openood.core.rule import Rule, rule_named
@@ -25,10 +28,10 @@ from nac_openood.detector.outcomes import Explanation, ScoredBatch, Scores, Verd
 from nac_openood.detector.readings import Reader, Readings, fit_rule, on_cpu
 from nac_openood.detector.store import SHAPE, FitSummary, StoredDetector
 from nac_openood.distributed import all_gather, all_sum, world
-from nac_openood.errors import FileError, NACError, NotFittedError
+from nac_openood.errors import FileError, NACError, NotFittedError, ProbeError
 from nac_openood.files import PathLike
 from nac_openood.network.architectures import Layer
-from nac_openood.network.checks import InputRange
+from nac_openood.network.checks import counted_before, sample_hashes
 from nac_openood.network.fingerprint import Watch, difference, identity
 from nac_openood.network.inputs import (
     PRECISIONS,
@@ -89,7 +92,12 @@ class NACDetector:
         autocast: Optional[torch.dtype] = None,
         output: Union[int, str, None] = None,
     ) -> None:
-        unwrap(net)  # refuses what is not a network
+        if isinstance(unwrap(net), torch.jit.ScriptModule):  # `unwrap` refuses what is no network
+            raise ProbeError(
+                "TorchScript runs outside of Python, so its layers cannot be read. Pass the "
+                "network that it was made from, or load its file by "
+                "nac_openood.sources.networks.network_of, which rebuilds it."
+            )
         net = named_output(net, output)
         rule = config.default_rule(layers) if rule is None else rule
         self.net, self.rule, self.fast = net, rule, config.checked_switch("fast", fast)
@@ -175,6 +183,7 @@ class NACDetector:
             seed: random seed of the subset.
             progress: whether to show a progress bar; None shows one on a terminal.
         """
+        seed = whole_number("`seed`", seed, 0, 2**32 - 1)
         counts: Counter[int] = Counter()
         answers: list[tuple[Tensor, Tensor]] = []
         batches = data.fitting_batches(
@@ -182,14 +191,14 @@ class NACDetector:
         )
         rule: Optional[Rule] = None
         watch = Watch(self.net)
-        inputs: list[Optional[InputRange]] = []
+        inputs: list[FitSummary] = []
 
         def update(readings: BatchReadings, batch: Batch) -> None:
             nonlocal rule
             _check_unchanged(watch, self._reader.structure)
             if not inputs:
                 self._warn_if_doubtful(batch.data, readings)
-            inputs.append(InputRange.of(batch.data))
+            inputs.append(FitSummary.of_inputs(batch.data))
             rule = rule or self._new_rule()
             _check_labeled(rule, batch)
             rule.start_at(batch.start)
@@ -213,10 +222,10 @@ class NACDetector:
         for part, _ in parts:
             total.update(part)
         classes = dict(sorted((+total).items()))
-        ranges = [FitSummary(0, inputs=each) for p in all_gather("inputs", inputs) for each in p]
-        seen = sum(ranges, FitSummary(0)).inputs
+        seen = sum(chain(*all_gather("inputs", inputs)), FitSummary(0))
         n_right = sum(right for _, right in parts)
-        self._accept(rule, FitSummary(rule.n_samples, classes, n_right, seen), watch)
+        summary = replace(seen, n_samples=rule.n_samples, class_counts=classes, n_right=n_right)
+        self._accept(rule, summary, watch)
         shape = sample_shape(self._reader.sample)
         if shape:
             self.notes_[SHAPE] = shape
@@ -259,8 +268,8 @@ class NACDetector:
                 raise broken_error(broken, of, then="; nothing of it was counted")
             rule.update(readings, new.label)
             labels = [] if new.label is None else new.label.tolist()
-            added = FitSummary(new.size, Counter(labels), inputs=InputRange.of(new.data))
-            self._accept(rule, (self.fit_summary_ or FitSummary(0)) + added, self._watch or watch)
+            added = FitSummary(new.size, Counter(labels)) + FitSummary.of_inputs(new.data)
+            self._accept(rule, self._summary + added, self._watch or watch)
         return self
 
     def fit_readings(self, readings: Mapping[str, Reading]) -> NACDetector:
@@ -280,6 +289,8 @@ class NACDetector:
         Both must have the same network, rule, layers and settings. The order of shards does not
         matter. The detector must be calibrated again.
         """
+        if not isinstance(other, NACDetector):
+            raise NACError(f"expected another NACDetector, got {type(other).__name__}.")
         if other is self:
             raise NACError("cannot merge a detector with itself: its samples would count twice.")
         rule, watch, other_rule = self._fitted(), self._watched(certain=True), other._fitted()
@@ -291,9 +302,16 @@ class NACDetector:
         differs = difference(watch.fingerprint, other._watched().fingerprint)
         if differs:
             raise NACError(f"cannot merge: the other detector is of another network: {differs}.")
+        same = counted_before(other._summary.hashes, self._summary.hashes)
+        if same:
+            warnings.warn(
+                f"{same} samples of the other detector are samples of this one, too, and count "
+                "twice from now on. Merge fits on different parts of the training data.",
+                UserWarning,
+                stacklevel=2,
+            )
         rule.merge(other_rule)
-        summaries = self.fit_summary_, other.fit_summary_
-        self._accept(rule, sum(filter(None, summaries), FitSummary(0)), watch)
+        self._accept(rule, self._summary + other._summary, watch)
         return self
 
     def _new_rule(self) -> Rule:
@@ -319,7 +337,7 @@ class NACDetector:
 
     def _warn_if_unlike(self, x: Any) -> None:
         """Warn once if a batch is far from what the rule was fitted on."""
-        known = None if self._warned or not self.fit_summary_ else self.fit_summary_.inputs
+        known = None if self._warned else self._summary.inputs
         what = known.unlike(x) if known else ""
         if what:
             self._warned = True
@@ -329,6 +347,10 @@ class NACDetector:
                 UserWarning,
                 stacklevel=4,
             )
+
+    @property
+    def _summary(self) -> FitSummary:
+        return self.fit_summary_ or FitSummary(0)
 
     def _fitted(self) -> Rule:
         if self.rule_ is None:
@@ -391,7 +413,11 @@ class NACDetector:
         )
 
     def _score_batches(
-        self, step: str, loader: Iterable[Any], progress: Optional[bool]
+        self,
+        step: str,
+        loader: Iterable[Any],
+        progress: Optional[bool],
+        hashes: Optional[list[int]] = None,
     ) -> Iterator[ScoredBatch]:
         rule, batches = self._fitted(), data.load_batches(loader, step, progress)
         watch = self._watched()
@@ -399,6 +425,8 @@ class NACDetector:
         def score(read: BatchReadings, batch: Batch) -> ScoredBatch:
             _check_unchanged(watch, self._reader.structure)
             self._warn_if_unlike(batch.data)
+            if hashes is not None:
+                hashes.extend(sample_hashes(batch.data))
             return outcomes.score_batch(rule, read, batch.labels())
 
         return self._reader.map(step, batches, score)
@@ -471,8 +499,23 @@ class NACDetector:
         """Calibrate, and return the batches."""
         with kept_random_state():
             self._watched(certain=True)
-            scored = self._score_batches("calibrate", loader, progress)
+            hashes: list[int] = []
+            scored = self._score_batches("calibrate", loader, progress, hashes)
             self.pvalues_, batches = decisions.calibrate_rule(self._fitted(), scored, *how)
+        doubt, distinct = "", len(set(hashes))
+        if same := counted_before(hashes, self._summary.hashes):
+            doubt = (
+                f"{same} calibration samples are samples that the detector was fitted on. New ones "
+                "will cause more false alarms than promised: calibrate on other in-distribution "
+                "data."
+            )
+        elif 2 * distinct <= len(hashes):
+            doubt = (
+                f"only {distinct} of {len(hashes)} calibration samples are different, so p-values "
+                "are too small. Does each worker of the loader yield all samples?"
+            )
+        if doubt:
+            warnings.warn(doubt, UserWarning, stacklevel=4)
         self.threshold_ = self.pvalues_.threshold
         return batches
 
@@ -518,6 +561,8 @@ class NACDetector:
     def predict(self, x: Any) -> Tensor:
         """True = in-distribution, bool `[batch]`. NaN or Inf readings are not in-distribution."""
         limit = self.threshold_
+        if isinstance(limit, str) or limit != limit:
+            raise NACError(f"`threshold_` must be a number, got {limit!r}.")
         p_values = self._p_values() if limit in (None, -math.inf) else self.pvalues_
         read = self._read(x)
         score = self._fitted().score(read)
@@ -636,10 +681,12 @@ class NACDetector:
 
     def save(self, path: PathLike) -> None:
         """Write the fitted rule, its threshold and the network's fingerprint, atomically."""
+        if not all(isinstance(text, str) for text in self.notes_.values()):
+            raise NACError(f"`notes_` must be strings by name, got {self.notes_}.")
         StoredDetector(
             self._fitted(),
             self._watched(certain=True).fingerprint,
-            self.fit_summary_ or FitSummary(0),
+            self._summary,
             self.threshold_,
             self.pvalues_,
             tuple(self.classes_),

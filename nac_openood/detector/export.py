@@ -42,7 +42,7 @@ Run = Callable[[Tensor], Mapping[str, Tensor]]
 
 def export(detector: NACDetector, path: files.PathLike, example: Any, *, alpha: float) -> None:
     """Write a detector and its network as one program; see `NACDetector.export`."""
-    suffix, alpha = Path(path).suffix.lower(), checked_alpha(alpha)
+    suffix, alpha = files.as_path(path).suffix.lower(), checked_alpha(alpha)
     if suffix not in (".onnx", ".pt2"):
         raise NACError(
             f"cannot export to {path}: expected a name that ends in .onnx (for ONNX Runtime) or "
@@ -52,6 +52,11 @@ def export(detector: NACDetector, path: files.PathLike, example: Any, *, alpha: 
         raise NACError(
             "expected `example` to be a batch [batch, ...] of the kind that the program will "
             f"get, as one tensor; got {type(example).__name__}."
+        )
+    if detector.autocast is not None:
+        raise NACError(
+            f"this detector was fitted under autocast to {detector.autocast}, and an exported "
+            "program runs in the network's own precision. Fit one without `autocast`."
         )
     x: Tensor = prepare(unwrap(detector.net), example)
     # from a single sample, a tracer would conclude that every batch has one

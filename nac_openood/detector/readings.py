@@ -288,9 +288,10 @@ class Reader:
         """
         with autocast_to(self.net, self.autocast):
             check_outputs(self.net, x)
+            draws = self._plan is not None and self._plan.draws
             found = {
                 "outputs": doubtful_logits(logits),
-                "readings of a sample": unstable(self.net, x, self.locations),
+                "readings of a sample": unstable(self.net, x, self.locations, draws=draws),
             }
         return [f"the {what} {why}" for what, why in found.items() if why]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Mapping, Optional, Union
+from typing import Any, Mapping, Optional, Union
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from nac_openood.core.pvalues import PValues
 from nac_openood.core.rule import Rule, rule_named
 from nac_openood.errors import FileError, why_unreadable
 from nac_openood.files import PathLike
-from nac_openood.network.checks import InputRange
+from nac_openood.network.checks import InputRange, kept_hashes, sample_hashes
 from nac_openood.network.fingerprint import difference
 from nac_openood.network.inputs import named_output
 from nac_openood.records import from_values
@@ -38,13 +38,20 @@ class FitSummary:
     """What a detector was fitted on: samples, and how many of each class (empty if unlabeled).
 
     `n_right` is the number that the network classified correctly, if `fit` has just counted it; it
-    is not kept in files. `inputs` is what the samples were like; None where that is unknown.
+    is not kept in files. `inputs` is what the samples were like; None where that is unknown. By
+    `hashes` they are known again.
     """
 
     n_samples: int
     class_counts: Mapping[int, int] = field(default_factory=dict)
     n_right: Optional[int] = field(default=None, compare=False)
     inputs: Optional[InputRange] = field(default=None, compare=False, repr=False)
+    hashes: tuple[int, ...] = field(default=(), compare=False, repr=False)
+
+    @classmethod
+    def of_inputs(cls, x: Any) -> FitSummary:
+        """What a batch is like, without counting its samples."""
+        return cls(0, inputs=InputRange.of(x), hashes=kept_hashes(sample_hashes(x)))
 
     def __str__(self) -> str:
         counts, of = sorted(self.class_counts.values()), ""
@@ -62,7 +69,8 @@ class FitSummary:
         both = self.inputs and other.inputs and self.inputs + other.inputs
         inputs = both or self.inputs or other.inputs
         n_samples, counted = self.n_samples + other.n_samples, dict(sorted(counts.items()))
-        return FitSummary(n_samples, counted, inputs=inputs)
+        hashes = kept_hashes(self.hashes, other.hashes)
+        return FitSummary(n_samples, counted, inputs=inputs, hashes=hashes)
 
 
 @dataclass(frozen=True)

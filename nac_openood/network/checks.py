@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import zlib
 from dataclasses import dataclass
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Iterable, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,8 @@ _POSITIONS, _SAMPLES, _ENOUGH_SAMPLES = 1024, 16, 8
 #: A spread may be this many times another, a mean this many spreads away, a range this much
 #: narrower.
 _RATIO, _DISTANCE, _NARROW = 3.5, 2.5, 50
+#: So many samples of a fit are known again: those with the smallest hashes.
+_KNOWN = 1000
 #: Sums are kept in units of this, so that they do not depend on the order of the samples.
 _UNIT = 2.0**-20
 
@@ -83,13 +86,14 @@ def doubtful_logits(logits: Tensor) -> str:
 # -- randomness ---------------------------------------------------------------------------------
 
 
-def unstable(net: nn.Module, x: Any, layers: Mapping[str, Layer]) -> str:
+def unstable(net: nn.Module, x: Any, layers: Mapping[str, Layer], *, draws: bool = False) -> str:
     """Why the readings of a sample are not always the same; "" if they are.
 
     Args:
         net: the network.
         x: a batch; three samples are used, once more, and in other company.
         layers: what to read, by name.
+        draws: whether the network is known to draw random numbers.
     """
     x = prepare(unwrap(net), x)
     n, found = sample_count(x), []
@@ -99,7 +103,7 @@ def unstable(net: nn.Module, x: Any, layers: Mapping[str, Layer]) -> str:
         readings = read(net, rows(x, torch.tensor(index)), layers, gradients=())
         found.append([readings.logits, *(reading.activation for reading in readings.values())])
     first, again, other = found
-    if any(map(_differ, first, again)):
+    if draws or any(map(_differ, first, again)):
         return (
             "differ when the same batch is passed again: the network draws random numbers in "
             "evaluation mode, as dropout that stays on does"
@@ -118,13 +122,44 @@ def _differ(one: Tensor, other: Tensor) -> bool:
     half = torch.finfo(one.dtype).bits < 32 or (
         kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
     )
-    rounding = 0.05 if half else 1e-3
+    rounding = 0.05 if half else 1e-3 if kind == "cuda" else 1e-4
     one, other = one.double(), other.double()
     largest = float(one.abs().nan_to_num(0, 0, 0).max())
     return not torch.allclose(one, other, rounding, rounding * largest, equal_nan=True)
 
 
 # -- inputs -------------------------------------------------------------------------------------
+
+
+def sample_hashes(x: Any) -> list[int]:
+    """A number for each sample of a batch by which it is known again; none on a GPU."""
+    found: list[int] = []
+    for tensor in tensors_in(x):
+        if tensor.device.type != "cpu":  # reading a GPU would make it wait
+            return []
+        values = tensor.detach().reshape(len(tensor), -1)
+        values = values[:, :: max(1, values.shape[1] // _POSITIONS)].contiguous()
+        rows = values.view(torch.uint8).numpy()
+        found = [zlib.crc32(row, before) for row, before in zip(rows, found or [0] * len(rows))]
+    return found
+
+
+def kept_hashes(*hashes: Iterable[int]) -> tuple[int, ...]:
+    """The smallest of these numbers: a random selection that does not depend on their order."""
+    return tuple(sorted(set().union(*hashes))[:_KNOWN])
+
+
+def counted_before(hashes: Sequence[int], kept: Sequence[int]) -> str:
+    """How many samples are among those of a fit, as in "7 of 9"; "" if hardly any are.
+
+    Args:
+        hashes: of the samples.
+        kept: of the samples of the fit, from `kept_hashes`.
+    """
+    if len(kept) == _KNOWN:  # perhaps the fit had more of them
+        hashes = [number for number in hashes if number <= kept[-1]]
+    n = len(set(kept).intersection(hashes))
+    return f"{n} of {len(hashes)}" if n > max(1, min(9, len(hashes) // 100)) else ""
 
 
 @dataclass(frozen=True)

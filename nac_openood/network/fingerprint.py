@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood.errors import NACError
-from nac_openood.network.replica import identities, unwrap
+from nac_openood.network.replica import check_initialized, identities, unwrap
 from nac_openood.tensor_files import raw_bytes
 
 #: Source is compared within a version of Python only: `ast.unparse` differs between versions.
@@ -162,6 +162,7 @@ def _tensors(net: nn.Module) -> dict[str, str]:
     for name, tensor in sorted(net.state_dict().items()):
         if not isinstance(tensor, torch.Tensor):
             continue  # a module may keep other extra state
+        check_initialized(net, tensor)
         if type(tensor) is torch.Tensor and tensor.is_meta:  # a subclass may keep its own values
             name = type(net).__name__
             raise NACError(f"the weights of {name} are on the meta device: load them.")
@@ -264,7 +265,8 @@ def _forward_code(net: nn.Module) -> list[str]:
     """The source of the user's own `forward` methods, without comments and docstrings."""
     found = set()
     for module in net.modules():
-        for value in (type(module).forward, vars(module).get("forward")):
+        # a ScriptModule has no `forward` in its class
+        for value in (getattr(type(module), "forward", None), vars(module).get("forward")):
             function = inspect.unwrap(getattr(value, "__func__", value)) if value else None
             if isinstance(function, types.FunctionType) and not _is_library(function.__module__):
                 found.add(function)

@@ -165,9 +165,12 @@ def prepare(net: nn.Module, x: Any) -> Any:
         )
 
     def move(tensor: Tensor) -> Tensor:
-        empty = type(tensor) is Tensor and tensor.is_meta  # a subclass may keep its own values
+        plain = type(tensor).__name__ not in ("FakeTensor", "MaskedTensor")
+        # another subclass may keep its own values
+        empty = not plain or (type(tensor) is Tensor and tensor.is_meta)
         if tensor.layout != torch.strided or tensor.is_nested or empty:
-            kind = "nested" if tensor.is_nested else "meta" if empty else str(tensor.layout)
+            named = "meta" if plain else type(tensor).__name__
+            kind = "nested" if tensor.is_nested else named if empty else str(tensor.layout)
             raise ProbeError(
                 f"expected dense tensors with values, got {kind}. "
                 "Pass x.to_dense(), or pad sequences to one length and pass a mask."
@@ -248,7 +251,8 @@ def explained(x: Any) -> Iterator[None]:
 
 #: Errors that name the module's idea of a batch, not the user's.
 _SHAPES = re.compile(
-    "channels|shapes cannot be multiplied|size of tensor|input of size|normalized_shape"
+    "channels|shapes cannot be multiplied|size of tensor|[iI]nput (image )?(of )?size"
+    "|normalized_shape|(image|Input) (height|width)"
 )
 
 
@@ -273,6 +277,8 @@ def _common_mistake(x: Any, error: str) -> Optional[str]:
             "Its forward uses torch.inference_mode, which allows no gradients: use torch.no_grad "
             "there, or LayerConfig(state='output'), which needs none."
         )
+    if "positional argument" in error or "keyword argument" in error:
+        return f"{found}. Tensors are passed as `net(x)`, tuples as `net(*x)`, dicts as `net(**x)`."
     another = f"{found}: has it another number of channels, or size, than the network takes?"
     return another if _SHAPES.search(error) else None
 
@@ -300,7 +306,8 @@ def logits_of(output: Any, x: Inputs) -> Tensor:
         )
     if found is not None and (found.ndim == 1 or found.shape[1:] == (1,)):
         found = torch.stack([torch.zeros_like(found), found], dim=1).flatten(1)
-    if found is None or found.ndim != 2 or found.shape[1] < 2:
+    dense = found is not None and found.layout == torch.strided
+    if found is None or not dense or found.ndim != 2 or found.shape[1] < 2:
         raise ProbeError(
             "expected logits of shape [batch, classes] from the network, or [batch] for two "
             f"classes; got {describe_value(output)}. Name the output that they are, as `output` of "
@@ -349,6 +356,8 @@ class NamedOutput(nn.Module):
 
 def named_output(net: nn.Module, output: Union[int, str, None]) -> nn.Module:
     """The network with that output; None leaves it as it is."""
+    if output is not None and not isinstance(output, (int, str)):
+        raise NACError(f"`output` must be a number or a name of an output, got {output!r}.")
     return net if output is None or isinstance(net, NamedOutput) else NamedOutput(net, output)
 
 

@@ -248,11 +248,7 @@ def _fill(replica: nn.Module, module: nn.Module, new: dict[int, Any]) -> bool:
     """Give a replica its attributes; false if some had to be copied to refer to replicas."""
     state = vars(module).copy()
     # a replica would draw weights of its own
-    if any(is_lazy(t) for kind in ("_parameters", "_buffers") for t in state[kind].values()):
-        raise ProbeError(
-            f"{type(module).__name__} has parameters that are not initialized yet. Run the network "
-            "once on a batch, which initializes them."
-        )
+    check_initialized(module, *state["_parameters"].values(), *state["_buffers"].values())
     shared = True
     for name, value in state.items():
         if name in ("_modules", "_parameters"):
@@ -279,6 +275,15 @@ def _fill(replica: nn.Module, module: nn.Module, new: dict[int, Any]) -> bool:
         state["_compiled_call_impl"] = None
     vars(replica).update(state)
     return shared
+
+
+def check_initialized(module: nn.Module, *tensors: Optional[Tensor]) -> None:
+    """Refuse tensors of a lazy module that has not run."""
+    if any(tensor is not None and is_lazy(tensor) for tensor in tensors):
+        raise ProbeError(
+            f"{type(module).__name__} has parameters that are not initialized yet. Run the network "
+            "once on a batch, which initializes them."
+        )
 
 
 def _hook(hook: Callable[..., Any], module: nn.Module, new: dict[int, Any]) -> Callable[..., Any]:
