@@ -1,6 +1,6 @@
 """Speed and memory of the core as ratios, everything measured side by side in one run.
 
-    python benchmarks/speed.py [passes] [histogram] [bins] [--save]
+    python benchmarks/speed.py [passes] [histogram] [bins] [checks] [--save]
 
 (a) passes: scoring time over a plain `inference_mode` forward of the same batch, four layers,
     with reference NAC and with NAC+, which has no backward pass.
@@ -8,6 +8,8 @@
     their scoring of the same batch is timed beside ours.
 (b) histogram: the step from states to scores against the literal broadcast comparison.
 (c) bins: fitting time and memory from 50 to 5000 bins.
+(d) checks: scoring with and without the checks of the network and of the inputs
+    (docs/unnoticed.md), and the time of the former. CPU time, medians.
 
 Each figure is the best of several interleaved rounds; memory is the peak of a process of its own.
 `--save` writes them to benchmarks/speed.json, from which scripts/update_readme.py makes the
@@ -19,10 +21,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Callable
+from unittest import mock
 
 import torch
 import torchvision
@@ -30,6 +35,7 @@ from measured_process import in_a_process, memory_mb
 
 from nac_openood import LayerConfig, NACDetector
 from nac_openood.core.histogram import Histogram
+from nac_openood.detector import detector as module
 from nac_openood.files import write_json
 from nac_openood.sources.networks import CifarResNet18
 
@@ -205,8 +211,37 @@ def bins() -> dict[str, dict[str, float]]:
     return ratios
 
 
+def checks(n: int = 20) -> dict[str, float]:
+    def seconds(run: Callable[[], object]) -> float:
+        start = time.process_time()
+        run()
+        return time.process_time() - start
+
+    print("(d) checks   [targets <= 1.01, 0.2 ms]")
+    net, x, found = CifarResNet18().eval(), torch.randn(100, 3, 32, 32), {}
+    det = NACDetector(net, LAYERS, rule="nac", fast=True).fit([x])
+    ratios = []
+    for _ in range(n):
+        with (
+            mock.patch.object(module, "_check_unchanged"),
+            mock.patch.object(det, "_warn_if_unlike"),
+        ):
+            plain_seconds = seconds(lambda: det.score(x))
+        ratios.append(seconds(lambda: det.score(x)) / plain_seconds)
+    found["ratio"] = statistics.median(ratios)
+    print(f"    ResNet-18, batch 100: {found['ratio']:.3f} x without")
+    for name, layers in (("resnet50", ["avgpool"]), ("vit_b_16", ["encoder.ln"])):
+        net, x = getattr(torchvision.models, name)().eval(), torch.randn(2, 3, 224, 224)
+        det = NACDetector(net, layers, rule="nac").fit([x])
+        look = partial(det._watch.change, det._reader.structure)
+        times = [seconds(look) for _ in range(500)]
+        found[name] = statistics.median(times) * 1e3
+        print(f"    {name}, {len(list(net.parameters()))} parameters: {found[name]:.3f} ms")
+    return found
+
+
 def main(words: list[str]) -> None:
-    parts = {"passes": passes, "histogram": histogram, "bins": bins}
+    parts = {"passes": passes, "histogram": histogram, "bins": bins, "checks": checks}
     names = [word for word in words if word != "--save"] or list(parts)
     if set(names) - set(parts):
         sys.exit(f"unknown part in {names}; there are {list(parts)}")

@@ -90,6 +90,13 @@ def test_what_cannot_be_read_is_refused(tmp_path):
     for name in ("damaged.npz", "pickled.npz", "missing.npz"):
         with pytest.raises(FileError, match=rf"{name} cannot be read"):
             read_arrays(tmp_path / name)
+    pytest.importorskip("pyarrow")
+    with pytest.raises(FileError, match=r"missing\.parquet cannot be read"):
+        read_arrays(tmp_path / "missing.parquet")
+    with pytest.raises(NACError, match="expected arrays by name, .*, got list"):
+        ArrayDetector(LAYERS).fit([1])
+    with pytest.raises(NACError, match="a layer cannot have the name 'forward'"):
+        ArrayDetector(["forward"])
     with pytest.raises(NACError, match=r"\.npz or \.parquet, got .*features\.csv"):
         read_arrays(tmp_path / "features.csv")
 
@@ -102,6 +109,15 @@ def test_what_cannot_be_read_is_refused(tmp_path):
             lambda arrays: arrays.update(second=arrays["second"][:7]),
             "must have as many samples as the others, got .*'second': 7",
         ),
+        (
+            lambda arrays: arrays.update(second=arrays["second"].astype(object)),
+            "expected arrays of numbers, got object in 'second'",
+        ),
+        (
+            lambda arrays: arrays.update(second=arrays["second"][:, :3]),
+            "layer 'second' has 3 neurons here, and had",
+        ),
+        (lambda arrays: arrays.update(logits=arrays["logits"][:, :2]), "expected 4 logits, as in"),
         (
             lambda arrays: arrays.update({name: a[:0] for name, a in arrays.items()}),
             "no samples",

@@ -108,6 +108,8 @@ def test_no_input_is_overwritten(here, capsys):
         assert f"--out would overwrite {message}. Name another file" in capsys.readouterr().err
     assert score("birds/test", "--gallery", "net.pt") == 1
     assert "--gallery would overwrite net.pt. Name another file" in capsys.readouterr().err
+    assert score("birds/test", "--monitor", "both", "--gallery", "both") == 1
+    assert "--gallery would overwrite both. Name another file" in capsys.readouterr().err
 
 
 def test_suspicious_fits_are_told(here, tmp_path, capsys):
@@ -378,6 +380,8 @@ def test_drift_of_a_folder(here, tmp_path, capsys):
     page = (tmp_path / "drift.html").read_text()
     assert "Drift: these 20 samples differ" in page and page.count("data:image/png") >= 20
     assert "DRIFT: these" in message and "are not like the calibration data (p = 0.00" in message
+    assert main(["drift", *options, "stripes", "--out", "birds.nac"]) == 1
+    assert "--out would overwrite birds.nac. Name another file" in capsys.readouterr().err
     assert main(["drift", *options, "stripes", "nothing.png"]) == 1
     assert "cannot read nothing.png (missing)" in capsys.readouterr().err
 

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
-from nac_openood import NACDetector
+from nac_openood import NACDetector, compare
+from nac_openood.core.reading import Reading
 from nac_openood.errors import NACError
 
 ONE_IMAGE = r"leading dimension, x\[None\]"
@@ -42,6 +43,18 @@ def raw(x):
         (lambda d, x: d.score(raw(x)), "dtype torch.uint8. Networks take images as floating-point"),
         (lambda d, x: new(d).fit([raw(x)]), r"pass x.float\(\) / 255, normalized as in training"),
         (lambda d, x: d.score([x[0], x[1]]), r"joined with torch.stack\(x\)"),
+        (lambda d, x: d.fit((x, torch.zeros(24))), "expected a loader .* got tuple"),
+        (lambda d, x: d.calibrate([(x, -torch.ones(24))]), "calibration data: labels must be in"),
+        (lambda d, x: d.score(x, nonfinite="NaN"), "`nonfinite` must be 'raise' or 'nan'"),
+        (lambda d, x: d.score_readings({"avgpool": x}), r"expected \(activation, gradient\)"),
+        (lambda d, x: d.score_readings(None), "expected readings by layer name, got NoneType"),
+        (
+            lambda d, x: d.score_readings({"avgpool": Reading(x[:, 0, 0], x[:, 0, 0])}),
+            "has 9 neurons here, and had 10 in the fit",
+        ),
+        (lambda d, x: d.calibrate([x]).drift(x, seed=-1), "`seed` must be at least 0"),
+        (lambda d, x: d.calibrate([x]).monitor(seed="a"), "`seed` must be a whole number"),
+        (lambda d, x: compare(None, train=x, id_val=x, test=x), "expected a network, or several"),
         (lambda d, x: d.fit([x], seed=-1), "`seed` must be at least 0"),
         (lambda d, x: new(d, [3]), r"expected names of layers, such as \['layer3'\].* got int"),
         (lambda d, x: NACDetector(d.net, 5), "expected names of layers.* got int"),

@@ -18,6 +18,8 @@ from nac_openood.errors import FileError, NACError
 from nac_openood.files import PathLike
 
 _BATCH_SIZE = 1000
+#: The note of a detector with its number of logits.
+_WIDTH = "n_logits"
 
 
 class ArrayDetector:
@@ -61,7 +63,9 @@ class ArrayDetector:
 
     def fit(self, arrays: Mapping[str, Any], labels: Any = None) -> ArrayDetector:
         """Fit on arrays of training data; `labels` `[samples]` are checked and counted."""
+        self.detector_.notes_.pop(_WIDTH, None)
         self.detector_.fit(self.batches(arrays, labels))
+        self.detector_.notes_[_WIDTH] = str(np.shape(arrays[LOGITS])[-1])
         return self
 
     def calibrate(
@@ -100,10 +104,18 @@ class ArrayDetector:
     def batches(self, arrays: Mapping[str, Any], labels: Any = None) -> Iterator[dict[str, Tensor]]:
         """Arrays as batches of what `detector_` reads."""
         names = [*self.layers, LOGITS]
+        if not hasattr(arrays, "keys"):
+            raise NACError(f"expected arrays by name, {names}, got {type(arrays).__name__}.")
         missing = [name for name in names if name not in arrays]
         if missing:
             raise NACError(f"there are no arrays {missing}: expected {names}, got {list(arrays)}.")
         found = {name: np.asarray(arrays[name]) for name in names}
+        width = self.detector_.notes_.get(_WIDTH)
+        if found[LOGITS].ndim > 1 and width not in (None, str(found[LOGITS].shape[1])):
+            raise NACError(f"expected {width} logits, as in the fit, got {found[LOGITS].shape[1]}.")
+        odd = [name for name, array in found.items() if array.dtype.kind not in "fiub"]
+        if odd:
+            raise NACError(f"expected arrays of numbers, got {found[odd[0]].dtype} in '{odd[0]}'.")
         if labels is not None:
             found["label"] = np.asarray(labels)
         sizes = {name: len(array) for name, array in found.items()}
@@ -128,6 +140,8 @@ class _Stored(nn.Module):
         self._layers = layers
         for name in layers:
             module: nn.Module = self
+            if hasattr(nn.Module, name.partition(".")[0]):
+                raise NACError(f"a layer cannot have the name '{name}': name the array otherwise.")
             for part in name.split("."):  # names may be module paths
                 module = module._modules.setdefault(part, nn.Identity())  # type: ignore[assignment]
 
@@ -153,7 +167,10 @@ def read_arrays(path: Union[str, Path]) -> dict[str, np.ndarray]:
         raise NACError(f"expected a file of type .npz or .parquet, got {path}.")
     from pyarrow import parquet
 
-    table = parquet.read_table(path)
+    try:
+        table = parquet.read_table(path)
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path} cannot be read: {error}.") from error
     columns = {name: table.column(name).to_numpy() for name in table.column_names}
     # lists arrive as an array of arrays
     return {name: np.stack(c) if c.dtype == object else c for name, c in columns.items()}

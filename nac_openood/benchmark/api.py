@@ -210,6 +210,8 @@ def _named(networks: Any) -> Mapping[str, Network]:
     """Name each network after its class or its checkpoint, unless it has a name."""
     if isinstance(networks, Mapping):
         return networks
+    if not isinstance(networks, (nn.Module, str, Path, Sequence)):
+        raise NACError(f"expected a network, or several, got {type(networks).__name__}.")
     several: Any = [networks] if isinstance(networks, (nn.Module, str, Path)) else list(networks)
     modules = [net for net in several if isinstance(net, nn.Module)]
     files = find_checkpoints([path for path in several if not isinstance(path, nn.Module)])

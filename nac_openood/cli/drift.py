@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Sequence
 
 from nac_openood import distributed
@@ -49,13 +48,13 @@ def drift_command(args: argparse.Namespace) -> int:
     For exit codes see nac-openood --help.
     """
     from nac_openood.detector.outcomes import checked_alpha
-    from nac_openood.files import check_target, write_text
+    from nac_openood.files import write_text
     from nac_openood.report.render import render_page
     from nac_openood.sources import fitted, transforms
 
     alpha = checked_alpha(args.alpha)
     if args.out is not None:
-        check_target(Path(args.out))
+        inputs.check_output(args, "out")
     pipeline = inputs.detector_of(args)
     texts = transforms.takes_text(pipeline.transform)
     paths = distributed.from_main("files", lambda: fitted.expand(args.paths, texts=texts))

@@ -50,7 +50,10 @@ if TYPE_CHECKING:
 FORMS = "\n" + (__doc__ or "").partition("\n\n")[2]
 NETWORK_FORMS = FORMS.partition("data (")[0]
 #: Options that name files to read, or code in them.
-_READ = ("arch", "checkpoint", "transform", "train", "val", "test", "detector", "paths", "shards")
+_READ = (
+    *("arch", "checkpoint", "transform", "train", "val", "test", "detector", "paths", "shards"),
+    "monitor",
+)
 
 
 def option(name: str) -> str:

@@ -47,6 +47,11 @@ class Coverage(Rule):
         """How many samples were counted."""
         return min((h.n_samples for h in self.histograms.values()), default=0)
 
+    @property
+    def widths(self) -> Mapping[str, int]:
+        """As in `Rule`."""
+        return {name: histogram.neurons for name, histogram in self.histograms.items()}
+
     def update(self, readings: Mapping[str, Reading], label: Optional[Tensor] = None) -> None:
         """Count a batch. Readings that are not finite are refused by `check`."""
         checked = self.checked(readings)

@@ -93,6 +93,11 @@ class NACPlus(Rule):
         counted = min((e.n_samples for e in self.evidence.values()), default=0)
         return counted + self.held_out.n_samples
 
+    @property
+    def widths(self) -> Mapping[str, int]:
+        """As in `Rule`."""
+        return {name: evidence.counts.neurons for name, evidence in self.evidence.items()}
+
     # -- fitting ---------------------------------------------------------------------------
 
     def update(self, readings: Mapping[str, Reading], label: Optional[Tensor] = None) -> None:

@@ -97,12 +97,17 @@ def logits_in(readings: Mapping[str, Reading]) -> Tensor:
 
 def reading_in(readings: Mapping[str, Reading], name: str) -> Reading:
     """The reading of a layer, or an error that says which layers there are."""
+    if not isinstance(readings, Mapping):
+        raise NACError(f"expected readings by layer name, got {type(readings).__name__}.")
     if name not in readings:
         raise NACError(
             f"readings of layer '{name}' are missing; got {sorted(readings)}. "
             "Collect them with the layers that are fitted and scored."
         )
-    return readings[name]
+    found = readings[name]
+    if not isinstance(found, tuple) or not isinstance(found[0], Tensor):
+        raise NACError(f"layer '{name}': expected (activation, gradient) as tensors.")
+    return found
 
 
 def not_finite(*readings: Reading) -> Tensor:

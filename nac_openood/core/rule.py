@@ -87,6 +87,11 @@ class Rule:
         """How many samples it was fitted on."""
         return int(self.state.get("n_samples", 0))
 
+    @property
+    def widths(self) -> Mapping[str, int]:
+        """How many neurons of each layer were counted, as far as the rule knows."""
+        return {}
+
     # -- fitting ---------------------------------------------------------------------------
 
     def layer_statistics(
@@ -116,9 +121,14 @@ class Rule:
 
     def checked(self, readings: Mapping[str, Reading]) -> dict[str, Reading]:
         """The readings of the layers; raises an error that says what is missing."""
-        found, needed = {}, self.needs.gradients
+        found, needed, widths = {}, self.needs.gradients, self.widths
         for name, config in self.layers.items():
             activation, gradient = reading_in(readings, name)
+            if widths.get(name, activation.shape[1]) != activation.shape[1]:
+                raise NACError(
+                    f"layer '{name}' has {activation.shape[1]} neurons here, and had "
+                    f"{widths[name]} in the fit. Is this the same network?"
+                )
             if name in needed and gradient is None:
                 raise NACError(
                     f"layer '{name}': rule '{self.name}' needs gradients with {config}, but these "

@@ -99,6 +99,9 @@ def batches(
     """
     is_dataset = isinstance(loader, torch_data.Dataset) and not isinstance(loader, IterableDataset)
     is_batch = isinstance(loader, (Tensor, np.ndarray, str, bytes, Mapping))
+    if isinstance(loader, (tuple, list)) and len(loader) == 2:  # samples and their labels
+        first, second = (part.ndim if isinstance(part, Tensor) else 0 for part in loader)
+        is_batch |= first > 1 == second
     if is_dataset or is_batch or not hasattr(loader, "__iter__"):
         raise NACError(
             f"expected a loader that yields batches, got {type(loader).__name__}. Pass a list of "

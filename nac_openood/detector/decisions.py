@@ -152,7 +152,7 @@ def false_alarm_rates(
     """
     p = np.asarray(p_values, dtype=np.float64).ravel()
     n, found = len(p), []
-    for level in levels:
+    for level in np.ravel(levels).tolist():
         # a sample without a p-value (NaN readings) is an alarm, as in `NACDetector.predict`
         k = int((~(p > checked_alpha(level, "levels"))).sum())
         low, high = binomial_interval(k, n)

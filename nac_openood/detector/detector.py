@@ -426,6 +426,7 @@ class NACDetector:
             _check_unchanged(watch, self._reader.structure)
             self._warn_if_unlike(batch.data)
             if hashes is not None:
+                data.check_labels(batch.label, read.logits.shape[1], "the calibration data: ")
                 hashes.extend(sample_hashes(batch.data))
             return outcomes.score_batch(rule, read, batch.labels())
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nac_openood import tensor_files
+from nac_openood.core.layer_config import whole_number
 from nac_openood.core.metrics import Interval, auroc_intervals
 from nac_openood.core.pvalues import PValues
 from nac_openood.detector.outcomes import checked_alpha
@@ -85,7 +86,7 @@ def dataset_drift(
         raise NACError(
             f"expected at least 2 samples and 2 calibration samples, got {n} and {len(reference)}."
         )
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(whole_number("`seed`", seed, 0))
     comparable = scores.double().nan_to_num(-math.inf, math.inf, -math.inf)
     p_scores = _scores_test(reference.numpy(), comparable.numpy(), draw)
     counts, p_classes = np.zeros((2, 0), dtype=np.int64), None
@@ -201,7 +202,11 @@ class DriftMonitor:
         score: Optional[Callable[[Any], Tensor]] = None,
     ) -> None:
         self._reference = np.sort(np.asarray(reference, dtype=np.float64).ravel())
-        self.alpha, self.seed, self.epoch = checked_alpha(alpha), seed, epoch
+        self.alpha, self.seed, self.epoch = (
+            checked_alpha(alpha),
+            whole_number("`seed`", seed, 0),
+            epoch,
+        )
         self._score = score
         self.n_inputs = 0
         self.alarm_at: Optional[int] = None

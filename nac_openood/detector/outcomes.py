@@ -214,6 +214,8 @@ def score_batch(rule: Rule, readings: Mapping[str, Reading], label: Tensor) -> S
 
 def report_nonfinite(scores: Tensor, nonfinite: str = "raise") -> None:
     """Raise or warn if samples have scores of NaN, that is, readings that are not finite."""
+    if nonfinite not in ("raise", "nan"):
+        raise NACError(f"`nonfinite` must be 'raise' or 'nan', got {nonfinite!r}.")
     broken = int(scores.isnan().sum())
     if not broken:
         return

@@ -122,7 +122,7 @@ def _differ(one: Tensor, other: Tensor) -> bool:
     half = torch.finfo(one.dtype).bits < 32 or (
         kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
     )
-    rounding = 0.05 if half else 1e-3 if kind == "cuda" else 1e-4
+    rounding = 0.05 if half else 1e-3
     one, other = one.double(), other.double()
     largest = float(one.abs().nan_to_num(0, 0, 0).max())
     return not torch.allclose(one, other, rounding, rounding * largest, equal_nan=True)
