@@ -1,6 +1,7 @@
 """The documentation's site builds without a warning, and its reference is complete."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,25 @@ def test_it_loads_nothing_from_other_hosts(site):
     for path in site.rglob("*.html"):
         loads = r'<(?:script|img|iframe)[^>]+src="(https?:|//)|<link[^>]+href="(https?:|//)'
         assert not re.search(loads, path.read_text()), path.name
+
+
+def test_its_search_works_when_it_is_opened_from_a_folder(site):
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    programs = [shutil.which(name) for name in ("chromium", "chromedriver")]
+    if None in programs:
+        pytest.skip("no chromium and chromedriver on the path")
+    options = webdriver.ChromeOptions()
+    options.binary_location = programs[0]
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(flag)
+    driver = webdriver.Chrome(options, webdriver.ChromeService(programs[1]))
+    try:
+        driver.get((site / "tutorials" / "images.html").as_uri())
+        driver.find_element("css selector", "[data-md-component=search-query]").send_keys("wandb")
+        driver.implicitly_wait(60)  # seconds until the index is read
+        assert driver.find_elements("css selector", ".md-search-result__item")
+    finally:
+        driver.quit()
 
 
 def commands(text):
