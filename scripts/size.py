@@ -51,13 +51,14 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 #: what publishes a release 170, the code of the FAQ 15, the pull request for OpenOOD 120, what a
 #: detector imports 25, later methods and the leaderboard 240, stored arrays 85, what is printed and
 #: shown 180, the audit of guarantees 160.
-#: The alignment of NAC+ 2 added 150, and 110 to the tests.
+#: The alignment of NAC+ 2 added 150, and 110 to the tests; samples that count twice and sentences
+#: for what fresh attacks found 165, and 120 to the tests.
 LIMITS: dict[str, int] = {
-    "code lines": 19_010,
+    "code lines": 19_175,
     "files": 146,
     "record types": 118,
     "modules below 120 lines with one importer": 16,
-    "code lines of tests": 18_085,
+    "code lines of tests": 18_205,
 }
 #: How many files each call may pass through. The advice after a search compares with methods that
 #: read the head: three files more.

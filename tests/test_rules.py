@@ -137,7 +137,8 @@ def test_only_another_detector_of_the_same_network_is_merged(small_net, images):
         det.merge(det)
     assert torch.equal(det.score(images), before)
     net.fc.bias.data.copy_(small_net.fc.bias.data)
-    assert det.merge(twin).fit_summary_.n_samples == 2 * len(images)
+    with pytest.warns(UserWarning, match="24 of 24 samples of the other detector are samples of"):
+        assert det.merge(twin).fit_summary_.n_samples == 2 * len(images)
 
 
 def test_readings_carry_logits_and_old_files_say_so(mean_rule, small_net, loader, tmp_path):
