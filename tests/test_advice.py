@@ -268,7 +268,7 @@ def test_surrogates_are_named_and_nothing_is_changed(small_net):
 def test_what_cannot_be_compared_is_noted(flat):
     advice = advise(flat, table(50, 1))
     assert not advice.table and advice.warnings[0].startswith("layer 'hidden'")
-    assert "only be made from square images, not from inputs of shape [3, 4]" in advice.notes[0]
+    assert "only be made from square images, not from inputs of shape [32, 4]" in advice.notes[0]
     assert str(advice).count("\n") == 1
     few = advise(flat, table(10, 1), ood_val=table(50, 2))
     assert not few.table and "which needs 20 ID and 20 OOD samples" in few.notes[0]

@@ -27,6 +27,7 @@ from nac_openood.core.rule import Rule
 from nac_openood.detector.batches import batches
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.readings import Readings, fit_rule
+from nac_openood.errors import NACError
 from nac_openood.network.auto import auto_layers
 from nac_openood.network.head import Head, head_of
 from nac_openood.network.inputs import Inputs, describe_value
@@ -167,7 +168,10 @@ def advise(
     rule = detector._fitted()
     with kept_random_state():
         inside = few_of(id_val, n_samples)
-        sample = next(iter(batches(inside))).data
+        first = next(iter(batches(inside)), None)
+        if first is None:
+            raise NACError("the loader yielded no batch: pass ID validation data as `id_val`.")
+        sample = first.data
         if ood_val is None and not can_distort(sample):
             title = rule.title or rule.name
             note = (
