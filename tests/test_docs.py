@@ -88,7 +88,7 @@ def test_the_answers(here):
         loader_of_your_classes=DataLoader(TensorDataset(torch.randn(200, 3, 32, 32)), 50),
         val_loader=DataLoader(TensorDataset(torch.randn(80, 3, 32, 32)), 40),
     )  # fmt: skip
-    assert len(names["det"].layers) == 3 and len(names["p"]) == 7
+    assert len(names["det"].layers) == 4 and len(names["p"]) == 7
 
 
 def test_guarantees(small_net, here, capsys):

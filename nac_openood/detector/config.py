@@ -288,12 +288,15 @@ def layer_settings(net: nn.Module, layers: LayerChoice, rule: Type[Rule]) -> dic
 def automatic_settings(net: nn.Module, rule: Type[Rule], x: Any) -> dict[str, Any]:
     """Default settings of the layers found by running `net` on a batch, by module path."""
     found = auto_layers(net, x)
+    kind = rule.layer_settings
     layers = found.deepest_first if rule.reads_head_input else found.early
-    settings = {layer.path: rule.layer_settings(layout=layer.layout) for layer in layers}
-    head = settings.get(found.head_input.path)
-    # a network without blocks has no other early layer than this one
-    if isinstance(head, LayoutConfig) and found.head_input not in found.early:
-        settings[found.head_input.path] = dataclasses.replace(head, head_input=True)
+    if kind is LayoutConfig and rule.reads_head_input:
+        layers = (*found.early, found.head_input)
+    settings = {layer.path: kind(layout=layer.layout) for layer in layers}
+    # a network without blocks has no other early layer than the input of the head
+    if kind is LayoutConfig and len(settings) > len(found.early):
+        path, layout = found.head_input.path, found.head_input.layout
+        settings[path] = kind(layout=layout, head_input=True)
     return settings
 
 
