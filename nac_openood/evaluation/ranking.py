@@ -327,6 +327,7 @@ def rc_by_volume(
         for criterion, values in scores.items():
             found = [rank_correlation(values, each) for each in accuracies]
             rcs = [rc for rc in found if rc is not None]
-            mean, std = (float(np.mean(rcs)), float(np.std(rcs))) if rcs else (None, None)
+            mean = float(np.mean(rcs)) if rcs else None
+            std = float(np.std(rcs, ddof=min(1, len(rcs) - 1))) if rcs else None
             points.append(VolumePoint(criterion, share, sum(sizes), mean, std, len(rcs)))
     return points
