@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from nac_openood.detector.checked_fit import FitReport
     from nac_openood.search.power import Power
 
-#: With a published transform and weights of one's own, a lower accuracy on training images is told.
+#: A lower accuracy on training images is reported if the weights are your own and the transform is
+#: a published one.
 _UNSURE = 0.75
 
 

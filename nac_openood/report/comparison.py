@@ -86,8 +86,8 @@ def summary_table(results: Results) -> str:
     ranked = Ranked(results)
     table = _ranking_table(ranked)
     # there is no room for the last column, the implementations
-    told = [] if results.confident is None else sentences(results, results.confident)
-    lines = [line for text in told for line in wrap(text, 100)] + [""] * bool(told)
+    story = [] if results.confident is None else sentences(results, results.confident)
+    lines = [line for text in story for line in wrap(text, 100)] + [""] * bool(story)
     lines += render.text_table(table, len(table.columns) - 1)
     lines += [render.shortened(f"    {problem}") for problem in _problems(ranked)]
     section = against_paper(ranked)

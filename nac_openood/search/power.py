@@ -49,15 +49,15 @@ class Power(NamedTuple):
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is wrong, and what to do about it, a sentence or two each."""
-        told = [f"{text}." for text in self.advice.warnings]
+        messages = [f"{text}." for text in self.advice.warnings]
         if self.mean < _LITTLE:
-            told.append(
+            messages.append(
                 f"the detector has little power: it finds {self.mean:.0%} of synthetic OOD images "
                 "(noise, scrambled and mixed validation images), and real ones are usually harder "
                 "to find. Measure it on OOD images of your own, beside other methods, with "
                 "`compare`; train the network longer or on more data; calibrate on more images."
             )
-        return tuple(told)
+        return tuple(messages)
 
 
 def measure_power(
