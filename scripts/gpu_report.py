@@ -32,6 +32,7 @@ from nac_openood import NACDetector, files
 from nac_openood.benchmark.run.results import Results
 from nac_openood.cli.inputs import on_device
 from nac_openood.core import RULES
+from nac_openood.core.layer_config import LayoutConfig
 from nac_openood.errors import NACError
 from nac_openood.plugin.doctor import examine_platform
 from nac_openood.report.comparison import against_paper
@@ -76,6 +77,9 @@ def same_counts(device: torch.device, quick: bool) -> list[Compared]:
     found = []
     for rule in RULES:
         layers = speed.LAYERS if rule == "nac" else speed.LAYERS[1:]
+        if rule == "nac_plus":
+            head = {speed.LAYERS[0]: LayoutConfig(head_input=True)}
+            layers = {**dict.fromkeys(layers, LayoutConfig()), **head}
         reader = NACDetector(net, layers, rule=rule)
         readings = reader.read_loader(images.split(50), progress=False)
         rules = [NACDetector(net, layers, rule=rule)._new_rule() for _ in range(2)]

@@ -422,11 +422,13 @@ def test_studies_of_nac_plus(net, tmp_path):
         for name, samples in sets.scored.items()
     }
     expected = metrics_by_set(scores, data.roles, data.accuracy)
-    every = numbers(found, layers="+".join(data.layers))
+    every = numbers(found, layers="+".join(data.early_layers))
     assert every == pytest.approx({name: line["AUROC"] for name, line in expected.items()})
     parts = [row[0] for row in found.tables[1].rows]
-    assert parts[0] == "logits (GEN)" and len(parts) == 1 + 2 * len(data.layers)
-    assert len(found.tables[0].rows) == 2 ** len(data.layers) - 1
+    (head,) = {*data.layers} - {*data.early_layers}
+    assert parts[:2] == ["logits (GEN)", f"{head} (alignment)"]
+    assert len(parts) == 2 + 2 * len(data.early_layers)
+    assert len(found.tables[0].rows) == 2 ** len(data.early_layers) - 1
     few = finding(data, "samples", shares=(0.2, 1.0), repeats=2)
     assert [row[0].split()[0] for row in few.tables[0].rows] == ["50", "250"]
     assert {r["repeat"] for r in few.records} == {0, 1}
@@ -434,7 +436,9 @@ def test_studies_of_nac_plus(net, tmp_path):
     assert "NAC+, fitted" in methods and "NAC" not in methods
     timed = finding(data, "cost", repeats=1, methods=["msp"], most_samples=40)
     own = [name for name in timed.values["summary"] if name.startswith("NAC")]
-    assert own == [f"NAC+, {n} layer{'s' if n > 1 else ''}" for n in range(1, len(data.layers) + 1)]
+    assert own == [
+        f"NAC+, {n} layer{'s' if n > 1 else ''}" for n in range(1, len(data.early_layers) + 1)
+    ]
     with pytest.raises(
         NACError, match="NAC\\+ does not have. For NAC\\+ there are layers, samples,"
     ):

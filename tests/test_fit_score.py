@@ -62,7 +62,7 @@ def test_fit_prints_what_one_needs_to_know(here, tmp_path, capsys):
     assert fit(*options, "--alpha", "0.1", "--out", str(out)) == 0
     caught = capsys.readouterr()
     lines = dict(line.split(maxsplit=1) for line in caught.out.splitlines() if " " in line)
-    assert lines["layers"] == "stem.2, middle (found by running the network)"
+    assert lines["layers"] == "stem.2, middle, pool (found by running the network)"
     assert lines["accuracy"] == "100.0% of 120 validation samples, 100.0% of training samples"
     shares = "100% of noise, [0-9]+% of scrambled, [0-9]+% of mixed images at p <= 0.1"
     assert re.match(f"finds {shares} \\(64 of each, made from val", lines["power"])

@@ -14,12 +14,20 @@ from pretend import DEVICE, Device
 from torch import nn
 
 from nac_openood import NACDetector
-from nac_openood.core import RULES
+from nac_openood.core.layer_config import LayoutConfig
 from nac_openood.detector import readings as reader
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
 
-LAYERS = {"nac": ["avgpool", "layer3"], "nac_plus": ["layer1", "layer2"]}
+LAYERS = {
+    "nac": ["avgpool", "layer3"],
+    "nac_plus": {
+        "layer1": LayoutConfig(),
+        "layer2": LayoutConfig(),
+        "avgpool": LayoutConfig(head_input=True),
+    },
+    "nac_plus_1": ["layer1", "layer2"],
+}
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
@@ -27,7 +35,7 @@ def on_cuda(test):
     return pytest.mark.gpu(cuda(test))
 
 
-@pytest.fixture(params=sorted(RULES))
+@pytest.fixture(params=sorted(LAYERS))
 def rule(request):
     return request.param
 

@@ -108,7 +108,7 @@ def test_inputs_the_network_does_not_take_are_told(net):
     batch = {"a": x[:, :5], "b": x[:, 5:], "idx": torch.arange(4)}
     with pytest.warns(UserWarning, match="TwoInputs.forward takes a, b, labels, not 'idx'"):
         assert sorted(prepare(net, batch)) == ["a", "b"]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'c'"):
+    with pytest.raises(ProbeError, match="got an unexpected keyword argument 'c'"):
         classify(net, {"c": x, "d": x})
 
     class Open(nn.Module):

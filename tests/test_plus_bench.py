@@ -18,7 +18,7 @@ from nac_openood.detector.decisions import false_alarm_rates
 pytestmark = pytest.mark.bench
 SETS = {"test_cifar10": 2, "test_cifar100": 4, "test_texture": 4, "test_mnist": 4}
 #: Positions in the feature maps. NAC+ averages over them what NAC sums.
-POSITIONS = {"layer1": 32 * 32, "layer2": 16 * 16, "layer3": 8 * 8}
+POSITIONS = {"layer1": 32 * 32, "layer2": 16 * 16, "layer3": 8 * 8, "avgpool": 1}
 
 
 def averaged(readings):
@@ -53,8 +53,9 @@ def percent(inside, outside):
     return 100 * float(auroc(inside, outside))
 
 
-def test_its_layers_are_the_early_stages(measured):
-    assert list(measured[0].layers) == ["layer1", "layer2", "layer3"]
+def test_its_layers_are_the_early_stages_and_the_input_of_the_head(measured):
+    assert list(measured[0].layers) == ["layer1", "layer2", "layer3", "avgpool"]
+    assert measured[0].rule_.early == ["layer1", "layer2", "layer3"]
 
 
 def test_it_keeps_the_logits_near_and_gains_far(measured):
@@ -74,11 +75,12 @@ def test_it_keeps_the_logits_near_and_gains_far(measured):
 def test_the_grid_is_worth_exact_quantiles(measured):
     """AUROC of near and far within 0.1 points of the formula on the activations themselves."""
     det, found = measured
-    train = {n: found["train"][n].activation.double().numpy() for n in det.layers}
+    early = det.rule_.early
+    train = {n: found["train"][n].activation.double().numpy() for n in early}
 
     def exact(readings):
         parts = dict(det.rule_.parts(readings))
-        for name in det.layers:
+        for name in early:
             z = readings[name].activation.double().numpy()
             parts[name] = torch.from_numpy(oracle_coverage(train[name], z))
         return parts

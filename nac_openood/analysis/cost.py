@@ -141,8 +141,9 @@ def method_runners(
         return Runner(title, n_val + n_fit, set_up, partial(detector.score_loader, progress=False))
 
     rule, n_val = data.config.rule, len(data.run.samples["id_val"])
-    for n in range(1, len(data.layers) + 1):
-        layers = {name: data.settings[name] for name in data.layers[:n]}
+    for n in range(1, len(data.early_layers) + 1):
+        left_out = data.early_layers[n:]
+        layers = {name: data.settings[name] for name in data.layers if name not in left_out}
         config = NACConfig(layers, n_samples=data.config.n_samples, rule=rule)
         title = f"{RULES[rule][0]}, {n} layer{'s' if n > 1 else ''}"
         found.append(own(title, config, n_val if rule == PLUS else 0))

@@ -149,6 +149,11 @@ class AnalysisData:
         return list(self.settings)
 
     @property
+    def early_layers(self) -> list[str]:
+        """The layers in use without the input of the head, if NAC+ reads it."""
+        return [n for n in self.layers if not getattr(self.settings[n], "head_input", False)]
+
+    @property
     def groups(self) -> dict[str, str]:
         """Titles of the means over OOD sets by name: "nearood", "farood" or both."""
         groups = {"near": results.NEAR, "far": results.FAR}
@@ -329,17 +334,21 @@ def _read(
     }
     rows_read = np.array([*rows, *rest], dtype=np.int64)
     if config.rule == PLUS:
-        early = {name: LayoutConfig() for name in fitting.alternative_layers.early}
-        return AnalysisData(run, fitting, more, rows_read, scored, config, early)
+        usable = fitting.alternative_layers
+        settings: dict[str, Any] = {name: LayoutConfig() for name in usable.early}
+        if usable.head_input not in (None, *usable.early):
+            settings[str(usable.head_input)] = LayoutConfig(head_input=True)
+        return AnalysisData(run, fitting, more, rows_read, scored, config, settings)
     config = replace(config, search=search)
-    settings, found = config.layers or {name: LayerConfig() for name in fitting.fit}, None
+    found = None
+    settings = dict(config.layers or {name: LayerConfig() for name in fitting.fit})
     if recipe.is_searched(config):
         automatic = "paper's space: no settings are shipped for this data and network"
         say(f"searching the {'settings' if config.layers else automatic}")
         options: Any = {"seed": study.seed, "progress": study.progress}
         found = recipe.search_settings(fitting, config, strategy="grid", **options)
-        settings = found.layers
-    return AnalysisData(run, fitting, more, rows_read, scored, config, dict(settings), found)
+        settings = dict(found.layers)
+    return AnalysisData(run, fitting, more, rows_read, scored, config, settings, found)
 
 
 class NACScores:

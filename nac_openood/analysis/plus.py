@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
-from typing import Iterator, Optional, Sequence
+from typing import Iterator, Mapping, Optional, Sequence
 
 import torch
+from torch import Tensor
 
 from nac_openood.analysis.ablations import drawn_shares, subsets
 from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding, Metrics, MetricStudy
 from nac_openood.benchmark.run.results import Value, metrics_by_set
-from nac_openood.core.fusion import LOGITS
-from nac_openood.core.layer_config import LayoutConfig
+from nac_openood.core.fusion import ALIGNMENT, LOGITS
 from nac_openood.core.plus import NACPlus, distance_of
 from nac_openood.core.plus_layer import MAX_NEURONS
 from nac_openood.core.reading import BatchReadings, logits_in
@@ -32,16 +31,21 @@ class PlusScores:
         self._data, self._fit = data, fit or data.fitting.fit
 
     def metrics(self, layers: Sequence[str], part: Optional[str] = None) -> Metrics:
-        """The metrics of some layers with the logits, or of one part of the score alone."""
-        rule, data = NACPlus({name: LayoutConfig() for name in layers}), self._data
+        """The metrics of some early layers with all else, or of one part of the score alone."""
+        data = self._data
+        left_out = {*data.early_layers} - {*layers}
+        rule = NACPlus({n: config for n, config in data.settings.items() if n not in left_out})
 
         def read(readings: Readings) -> Iterator[BatchReadings]:
             for batch in readings.batches(data.run.study.batch_size):  # equal ones, equal scores
-                yield BatchReadings(logits_in(batch), {name: batch[name] for name in layers})
+                yield BatchReadings(logits_in(batch), {n: batch[n] for n in rule.layers})
 
         fit_rule(rule, read(self._fit))
         rule.calibrate(map(rule.parts, read(data.fitting.id_val)))
-        score = rule.combine if part is None else itemgetter(part)
+
+        def score(parts: Mapping[str, Tensor]) -> Tensor:
+            return rule.combine(parts) if part is None else rule.fusion().used(parts)[part]
+
         scores = {
             name: torch.cat([score(rule.parts(batch)).cpu() for batch in read(readings)]).numpy()
             for name, readings in data.scored.items()
@@ -51,15 +55,20 @@ class PlusScores:
 
 def plus_layers(data: AnalysisData, options: Options) -> Finding:
     """AUROC and FPR@95 of all combinations of layers, and of each part of the score alone."""
-    scores, study, every = PlusScores(data), MetricStudy(data, options, "layers"), data.layers
+    scores, study, every = PlusScores(data), MetricStudy(data, options, "layers"), data.early_layers
     chosen = {"+".join(names): names for names in subsets(every)}
     study.found = {name: scores.metrics(names) for name, names in chosen.items()}
     rows = [([name], line) for name, line in study.found.items()]
-    study.table("Layers, each with the logits", text_columns("Layers"), rows, ours=[len(rows) - 1])
-    names = {LOGITS: "logits (GEN)", **{n: f"{n} (coverage)" for n in every}}
+    study.table(
+        "Early layers, each with all else", text_columns("Layers"), rows, ours=[len(rows) - 1]
+    )
+    names = {LOGITS: "logits (GEN)"}
+    names.update((ALIGNMENT, f"{n} (alignment)") for n in data.layers if n not in every)
+    names.update({n: f"{n} (coverage)" for n in every})
     names.update({distance_of(n): distance_of(n) for n in every})
-    wide = [n for n in every if data.fitting.fit[n].activation.shape[1] > MAX_NEURONS]
-    parts = {p: scores.metrics(every, p) for p in names if p not in map(distance_of, wide)}
+    wide = [n for n in data.layers if data.fitting.fit[n].activation.shape[1] > MAX_NEURONS]
+    left_out = {*map(distance_of, wide)} | ({ALIGNMENT} if {*wide} - {*every} else set())
+    parts = {p: scores.metrics(every, p) for p in names if p not in left_out}
     study.table("Parts alone", text_columns("Part"), [([names[p]], m) for p, m in parts.items()])
     study.ranked_bars(f"{study.title} {{}} by layers", {n: n for n in chosen}, "+".join(every))
     values, whole = study.values(), study.values()["+".join(every)]
@@ -70,7 +79,7 @@ def plus_layers(data: AnalysisData, options: Options) -> Finding:
     study.found.update({names[part]: line for part, line in parts.items()})
     return study.finding(
         "layers", "Which layers and parts NAC+ needs",
-        f"With all layers, {study.word} AUROC is {whole:.2f} %; "
+        f"With all early layers, {study.word} AUROC is {whole:.2f} %; "
         f"{'no combination is better' if values[best] == whole else top}. "
         f"Of the parts alone, {first} is best ({alone[first]:.2f} %).",
         {"best": best.split("+"), "parts": alone},
@@ -83,7 +92,7 @@ def plus_samples(data: AnalysisData, options: Options) -> Finding:
     shares, draws = drawn_shares(total, options)
     for n, draw, chosen in draws:
         scores = PlusScores(data, data.train.rows(chosen))
-        study.found[n, draw] = scores.metrics(data.layers)
+        study.found[n, draw] = scores.metrics(data.early_layers)
 
     def summary(n: int, name: str, metric: str) -> Value:
         return Value.of([m[name][metric] for at, m in study.found.items() if at[0] == n])

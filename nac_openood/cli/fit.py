@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from nac_openood.cli import inputs
 from nac_openood.cli.options import command
@@ -13,7 +13,6 @@ from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
     from nac_openood.detector.checked_fit import FitReport
-    from nac_openood.search.power import Power
 
 #: A lower accuracy on training images is reported if the weights are your own and the transform is
 #: a published one.
@@ -119,9 +118,12 @@ def fit_command(args: argparse.Namespace) -> int:
     how = "" if args.layers else " (found by running the network)"
     layers = f"{', '.join(detector.layers)}{how}"
     power = measure_power(detector, loaders["val"], loaders["train"], alpha=alpha, seed=args.seed)
-    _show_fit(found, detector.notes_, detector.rule, layers, args.out, power)
+    shown = "not measured, which needs square images" if power is None else str(power)
+    doubts = power.warnings if power else ()
+    _show_fit(found, detector.notes_, detector.rule, layers, args.out, shown, doubts)
     own, known = path is not None and not path.startswith(PUBLISHED), found.train_accuracy
-    if own and transform is not None and transform.text == AUTO and (known or 1.0) < _UNSURE:
+    published = own and transform is not None and transform.text == AUTO
+    if published and known is not None and known < _UNSURE:
         print_error(
             f"warning: the network is right on {known:.1%} of training samples, with the transform "
             f"{transform}. Its accuracy should be that of its training: if it is not, pass "
@@ -143,7 +145,8 @@ def _show_fit(
     rule: str,
     layers: str,
     out: str,
-    power: Optional[Power] = None,
+    power: str,
+    warnings: Sequence[str] = (),
 ) -> None:
     """Print the report of a fit, and where the detector was written to."""
     alarms, known = report.false_alarms, report.train_accuracy
@@ -157,12 +160,12 @@ def _show_fit(
         "accuracy": f"{report.accuracy:.1%} of {report.n_val} validation samples{trained}",
         "threshold": f"out if score < {report.threshold:.6g}, that is p <= {report.alpha:g}",
         "false alarms": "not measured: pass --test" if alarms is None else str(alarms),
-        "power": "not measured, which needs square images" if power is None else str(power),
+        "power": power,
         "mistakes": report.mistakes or "the network makes none on validation samples",
     }
     for name, text in lines.items():
         show(f"{name:<13} {text}")
-    for warning in (*report.warnings, *(power.warnings if power else ())):
+    for warning in (*report.warnings, *warnings):
         print_error(f"warning: {warning}")
     show(f"Written to {out} ({Path(out).stat().st_size / 1e3:.0f} kB)")
 
@@ -217,7 +220,8 @@ def merge_command(args: argparse.Namespace) -> int:
         fitted, report = merge_shards(paths)
         fitted.save(out)
         layers = ", ".join(fitted.rule.layers)
-        _show_fit(report, fitted.notes, fitted.rule.name, layers, out)
+        power = "not measured: merging does not run the network"
+        _show_fit(report, fitted.notes, fitted.rule.name, layers, out, power)
     else:
         table = merge_tables(paths)  # checks everything before anything is written
         if out is None:

@@ -136,14 +136,14 @@ class Fusion:
         self.logit_weight, self.softness = logit_weight, softness
         distance = self.calibration.get(DISTANCE)
         self._usual = None if distance is None else float(distance.median())
-        used = self._used(self.calibration)
+        used = self.used(self.calibration)
         self._estimates = {name: TailEstimate(part) for name, part in used.items()}
         left_out = {name: estimate.left_out() for name, estimate in self._estimates.items()}
         self._early = TailEstimate(_total(_early_parts(left_out)))
         late = _late_parts(left_out)
         self._late = TailEstimate(_total(late)) if len(late) > 1 else None
 
-    def _used(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def used(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The parts with the alignment in place of what it is made of.
 
         A sample that is closer to the mean than most is not the more aligned for that: it may just
@@ -157,7 +157,7 @@ class Fusion:
 
     def evidence(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Log p-values of every part, and of the sums under `EARLY` and `LATE`."""
-        logs = {name: self._estimates[name].log(part) for name, part in self._used(parts).items()}
+        logs = {name: self._estimates[name].log(part) for name, part in self.used(parts).items()}
         late = logs[LOGITS] if self._late is None else self._late.log(_total(_late_parts(logs)))
         return {**logs, EARLY: self._early.log(_total(_early_parts(logs))), LATE: late}
 

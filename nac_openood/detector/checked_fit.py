@@ -185,7 +185,8 @@ def write_shard(
             if loader is not None:
                 detector.read_loader(loader, save_to=target / name, in_distribution=True)
     checksums = {name: tensor_files.checksum_in(target / name) for name in (_COUNTS, _VAL, _TEST)}
-    document = {"notes": asdict(notes), "checksums": checksums}
+    right = None if detector.fit_summary_ is None else detector.fit_summary_.n_right
+    document = {"notes": asdict(notes), "checksums": checksums, "right": right}
     files.write_document(target / NOTES_FILE, _FORMAT, document)
 
 
@@ -221,9 +222,13 @@ def merge_shards(folders: Sequence[files.PathLike]) -> tuple[StoredDetector, Fit
 
 
 def _read_shard(folder: Path) -> ShardResult:
-    notes, checksums = files.read_document(
+    notes, checksums, right = files.read_document(
         folder / NOTES_FILE, _FORMAT,
-        lambda found: (from_values(ShardNotes, found["notes"], "notes"), found["checksums"]),
+        lambda found: (
+            from_values(ShardNotes, found["notes"], "notes"),
+            found["checksums"],
+            found.get("right"),
+        ),
         missing=f"{folder} holds no finished shard: there is no {NOTES_FILE}",
         again="Run this shard again",
     )  # fmt: skip
@@ -233,6 +238,7 @@ def _read_shard(folder: Path) -> ShardResult:
     fitted = StoredDetector.load(folder / _COUNTS)
     same = replace(fitted, rule=None, summary=FitSummary(0))  # type: ignore[arg-type]
     run = replace(notes, number=1), same, fitted.rule.name, fitted.rule.layers
+    fitted = replace(fitted, summary=replace(fitted.summary, n_right=right))
     return ShardResult(folder, notes.number, notes.of, run, fitted)
 
 

@@ -37,9 +37,9 @@ _HOW = ("alpha", "confidence", "per_class", "exact")
 class FitSummary:
     """What a detector was fitted on: samples, and how many of each class (empty if unlabeled).
 
-    `n_right` is the number that the network classified correctly, if `fit` has just counted it; it
-    is not kept in files. `inputs` is what the samples were like; None where that is unknown. By
-    `hashes` they are known again.
+    `n_right` is the number that the network classified correctly, if `fit` has just counted it; a
+    detector's file does not keep it. `inputs` is what the samples were like; None where that is
+    unknown. By `hashes` they are known again.
     """
 
     n_samples: int
@@ -70,7 +70,10 @@ class FitSummary:
         inputs = both or self.inputs or other.inputs
         n_samples, counted = self.n_samples + other.n_samples, dict(sorted(counts.items()))
         hashes = kept_hashes(self.hashes, other.hashes)
-        return FitSummary(n_samples, counted, inputs=inputs, hashes=hashes)
+        rights = [each.n_right for each in (self, other) if each.n_samples]
+        known = [n for n in rights if n is not None]
+        n_right = sum(known) if known and len(known) == len(rights) else None
+        return FitSummary(n_samples, counted, n_right, inputs, hashes)
 
 
 @dataclass(frozen=True)
