@@ -63,7 +63,8 @@ def everything(net):
         {n: [*map(id, v.values())] if isinstance(v, dict) else id(v) for n, v in vars(m).items()}
         for m in net.modules()
     ]
-    modes = torch._C._len_torch_function_stack(), torch.is_inference_mode_enabled()
+    stacks = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+    modes = *stacks, torch.is_inference_mode_enabled()
     return {**snapshot(net), "attributes": attributes, "more modes": modes}
 
 

@@ -208,14 +208,19 @@ def record(net: nn.Module, x: Inputs) -> Recorder:
         calls[path] = Call(path, module, nodes, found, readable)
 
     modules = [(path, module) for path, module in net.named_modules() if path]
-    with kept_random_state(), torch.inference_mode(False), torch.no_grad(), recorder:
-        recorder.output = run(
-            net,
-            x,
-            on_input=[(module, partial(before, path)) for path, module in modules],
-            on_output=[(module, partial(after, path)) for path, module in modules],
-            adapt=_layer_by_layer,
-        )
+    depth = torch._C._len_torch_dispatch_stack()
+    try:
+        with kept_random_state(), torch.inference_mode(False), torch.no_grad(), recorder:
+            recorder.output = run(
+                net,
+                x,
+                on_input=[(module, partial(before, path)) for path, module in modules],
+                on_output=[(module, partial(after, path)) for path, module in modules],
+                adapt=_layer_by_layer,
+            )
+    finally:  # a Ctrl-C inside of `__enter__` or `__exit__` would leave the recorder on
+        while torch._C._len_torch_dispatch_stack() > depth:
+            torch._C._pop_torch_dispatch_stack(None)
     once = [path for path, begun in starts.items() if len(begun) == 1 and path in calls]
     recorder.calls = [calls[path] for path in once if calls[path].outputs]
     return recorder
