@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nac_openood.core.fusion import LOGITS
+from nac_openood.core.fusion import DISTANCE, LOGITS, TOWARDS
 from nac_openood.core.layer_config import LayoutConfig
 from nac_openood.core.metrics import auroc
 from nac_openood.core.plus import NACPlus
@@ -95,8 +95,9 @@ def false_alarms(times: int) -> dict[str, Any]:
                     shared = shape(draw, n + _NEW)  # the parts of a sample depend on each other
                     parts = {
                         part: torch.from_numpy(shape(draw, n + _NEW) + shared)
-                        for part in ("layer", "layer (distance)", LOGITS)
+                        for part in ("layer", "layer (distance)", LOGITS, TOWARDS)
                     }
+                    parts[DISTANCE] = parts[TOWARDS].roll(1).abs()
                     pvalues, scores = fused(parts, n)
                     plus.add(pvalues(scores))
             for rule, rates in (("nac", plain), ("nac_plus", plus)):
@@ -235,9 +236,10 @@ def miniature(folder: Path) -> Iterator[Data]:
 
     net = build("resnet18_32x32", 10)
     groups = {"near": ("cifar100", "tin"), "far": ("mnist", "texture", "places365")}
+    early = {name: LayoutConfig() for name in ("layer1", "layer2", "layer3")}
     for rule, prefix, layers in (
         ("nac", "nac_", "cifar10"),
-        ("nac_plus", "", ["layer1", "layer2", "layer3"]),
+        ("nac_plus", "", {**early, "avgpool": LayoutConfig(head_input=True)}),
     ):
         lists = ["train_cifar10", "val_cifar10", "test_cifar10"]
         if prefix and not (folder / f"{prefix}{lists[0]}.safetensors").is_file():
