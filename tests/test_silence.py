@@ -382,6 +382,14 @@ def test_the_range_of_the_inputs_adds_up(tmp_path):
 # -- threads ------------------------------------------------------------------------------------
 
 
+def at_once(n, work):
+    threads = [threading.Thread(target=work, args=[number]) for number in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def test_partial_fit_from_many_threads_counts_every_sample():
     det, batches = NACDetector(Net().eval(), {"pool": OUTPUT}), images(400).split(5)
     det.partial_fit(batches[0])
@@ -390,15 +398,20 @@ def test_partial_fit_from_many_threads_counts_every_sample():
         for batch in batches[1 + number :: 8]:
             det.partial_fit(batch)
 
-    threads = [threading.Thread(target=work, args=[number]) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(8, work)
     alone = NACDetector(Net().eval(), {"pool": OUTPUT}).fit(batches)
     assert det.fit_summary_.n_samples == det.rule_.n_samples == 400
     tensors = det.rule_.tensors()
     assert all(torch.equal(tensors[n], t) for n, t in alone.rule_.tensors().items())
+
+
+def test_calibrating_from_many_threads_counts_held_out_samples_once():
+    alone, det = (NACDetector(Net().eval(), ["middle"]).fit([images(300)]) for _ in range(2))
+    data = [images(200, seed=1)]
+    at_once(4, lambda number: det.calibrate(data))
+    alone.calibrate(data)
+    assert det.rule_.n_samples == 300
+    assert torch.equal(det.p_value(images(8, seed=2)), alone.p_value(images(8, seed=2)))
 
 
 # -- programs ------------------------------------------------------------------------------------

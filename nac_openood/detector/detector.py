@@ -42,8 +42,8 @@ from nac_openood.network.inputs import (
 )
 from nac_openood.network.replica import kept_random_state, unwrap
 
-#: Threads that call `partial_fit` count one after the other.
-_COUNTING = threading.Lock()
+#: Threads that call `partial_fit` or `calibrate`, which both change the rule, take turns.
+_COUNTING = threading.RLock()
 
 
 class NACDetector:
@@ -498,11 +498,12 @@ class NACDetector:
         self, loader: Iterable[Any], *how: Any, progress: Optional[bool] = None
     ) -> list[ScoredBatch]:
         """Calibrate, and return the batches."""
-        with kept_random_state():
+        with _COUNTING, kept_random_state():
             self._watched(certain=True)
             hashes: list[int] = []
             scored = self._score_batches("calibrate", loader, progress, hashes)
             self.pvalues_, batches = decisions.calibrate_rule(self._fitted(), scored, *how)
+            self.threshold_ = self.pvalues_.threshold
         doubt, distinct = "", len(set(hashes))
         if same := counted_before(hashes, self._summary.hashes):
             doubt = (
@@ -517,7 +518,6 @@ class NACDetector:
             )
         if doubt:
             warnings.warn(doubt, UserWarning, stacklevel=4)
-        self.threshold_ = self.pvalues_.threshold
         return batches
 
     @property
