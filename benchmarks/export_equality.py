@@ -5,7 +5,7 @@
 DATA_ROOT is laid out as OpenOOD has it, for CIFAR-10; CHECKPOINT is one of a CIFAR ResNet-18. NAC+
 is fitted on 1000 training images, calibrated on the validation images and exported. Images whose
 scores differ are judged once more in Python, alone instead of in a batch: does Python agree with
-itself there? EVERY 10 takes one test image of ten. The figures are those in docs/export.md.
+itself there? EVERY 10 takes one test image of ten. The figures are those in docs/deploy.md.
 """
 
 from __future__ import annotations

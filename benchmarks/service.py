@@ -10,7 +10,7 @@
     requests, and the most memory that its process takes meanwhile.
 
 Takes about two minutes on two cores. `--save` writes the figures to benchmarks/service.json
-and into docs/serving.md.
+and into benchmarks/notes/service.md.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ def main() -> None:
         }  # fmt: skip
         content = rounded({"about": about, "load": found, "hostile": hostile})
         write_json(path, content)
-        service_page.write(content)
+        service_page.PAGE.write_text(service_page.page(content), encoding="utf-8")
 
 
 def rounded(value: Any) -> Any:

@@ -1,12 +1,11 @@
-"""The section "Measured" of docs/serving.md, from the figures of benchmarks/service.py."""
+"""benchmarks/notes/service.md, from the figures of benchmarks/service.py."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parents[1] / "docs" / "serving.md"
-MARK = "<!-- measured: written by `python benchmarks/service.py --save` -->\n"
+PAGE = Path(__file__).parent / "notes" / "service.md"
 _ROWS = {
     "lost": ("requests without an answer", "{:.0f}"),
     "mixed_up": ("requests with the answer to another", "{:.0f}"),
@@ -18,12 +17,14 @@ _ROWS = {
 }
 
 
-def section(found: dict[str, Any]) -> str:
-    """The section in Markdown."""
+def page(found: dict[str, Any]) -> str:
+    """The page in Markdown."""
     about, load, hostile = found["about"], found["load"], found["hostile"]
     n = load["nac"]["requests"]
     lines = [
-        "## Measured", "",
+        "# The HTTP service, measured", "",
+        "Written by `python benchmarks/service.py --save`. "
+        "[deploy.md](../../docs/deploy.md#http-service) describes the service.", "",
         f"{n:,} requests with one 32x32 image each, from {about['clients']} clients on kept "
         f"connections over loopback, on a machine with {about['cores']} cores that the clients "
         f"share. The network is `{about['arch']}` of the embedded benchmark on one thread; the "
@@ -50,10 +51,3 @@ def section(found: dict[str, Any]) -> str:
         )
         lines.append(f"| {name} | {row['requests']} | {answers} | {max(0.0, row['peak_mb']):.0f} |")
     return "\n".join(lines) + "\n"
-
-
-def write(found: dict[str, Any]) -> None:
-    """Replace the section in the docs."""
-    before, mark, _ = DOCS.read_text(encoding="utf-8").partition(MARK)
-    assert mark, f"{DOCS} has lost its mark"
-    DOCS.write_text(f"{before}{mark}\n{section(found)}", encoding="utf-8")

@@ -9,7 +9,7 @@
 (b) histogram: the step from states to scores against the literal broadcast comparison.
 (c) bins: fitting time and memory from 50 to 5000 bins.
 (d) checks: scoring with and without the checks of the network and of the inputs
-    (docs/unnoticed.md), and the time of the former. CPU time, medians.
+    (docs/checks.md), and the time of the former. CPU time, medians.
 
 Each figure is the best of several interleaved rounds; memory is the peak of a process of its own.
 `--save` writes them to benchmarks/speed.json, from which scripts/update_readme.py makes the

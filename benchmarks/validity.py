@@ -14,7 +14,7 @@
 - Power: what it costs that half of NAC+'s calibration samples only rank, on the same data.
 
 `--save` writes benchmarks/validity.json, from which scripts/update_readme.py makes the tables of
-docs/guarantees.md. Exits with 1 if a promise is broken by more than chance.
+benchmarks/notes/validity.md. Exits with 1 if a promise is broken by more than chance.
 """
 
 from __future__ import annotations

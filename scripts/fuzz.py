@@ -1,7 +1,7 @@
 """Damage inputs and files in many ways, use them, and count what happens.
 
     python scripts/fuzz.py --cases 1000            # a minute or two; prints a table
-    python scripts/fuzz.py --cases 3000 --save     # and writes docs/robustness.md
+    python scripts/fuzz.py --cases 3000 --save     # and writes benchmarks/notes/robustness.md
     python scripts/fuzz.py --only config --from 53 --cases 1   # one case again, with its traceback
 
 What is tried is in `tests/fuzz_targets.py`. Every target runs in a process of its own, which is
@@ -32,7 +32,7 @@ from templates import rendered  # noqa: E402
 from nac_openood.tensor_files import versions  # noqa: E402
 
 CRASH = "crash"
-PAGE = ROOT / "docs" / "robustness.md"
+PAGE = ROOT / "benchmarks" / "notes" / "robustness.md"
 
 
 class Tally(NamedTuple):
@@ -92,7 +92,7 @@ def run(target: Target, first: int, cases: int) -> Tally:
 
 
 def render(tallies: list[Tally], total: Counter[str], first: int, requested: int) -> str:
-    """The page of the docs."""
+    """The page."""
     return rendered(
         "robustness.md.j2", tallies=tallies, total=total, first=first, requested=requested,
         cases=sum(total.values()), seconds=sum(tally.seconds for tally in tallies),

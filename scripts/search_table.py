@@ -1,4 +1,4 @@
-"""Tables of docs/search.md and its notes: what settings are worth, chosen in different ways.
+"""Tables of benchmarks/notes/search.md: what settings are worth, chosen in different ways.
 
     python scripts/search_table.py --data-root DIR --checkpoint best.ckpt --readings DIR
 

@@ -1,4 +1,4 @@
-"""A MkDocs hook: the pages of the site that are made while it is built, and so are never outdated.
+"""A MkDocs hook: the page of the command line, made while the site is built, so never outdated.
 
 `mkdocs.yml` names this file; `make docs` builds the site.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -16,17 +15,10 @@ from mkdocs.structure.files import File, Files
 
 from nac_openood.cli import build_parser
 
-ROOT = Path(__file__).resolve().parents[1]
-
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages to those in docs/."""
-    pages = {
-        "command_line.md": command_line(),
-        "changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
-    }
-    for name, text in pages.items():
-        files.append(File.generated(config, name, content=text))
+    """Add the generated page to those in docs/."""
+    files.append(File.generated(config, "command_line.md", content=command_line()))
     return files
 
 

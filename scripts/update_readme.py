@@ -300,7 +300,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/demo.md": {"demo": demo},
     "docs/scale.md": {"memory": memory, "processes": processes, "speed": speed},
     "docs/method.md": {"figures": nac_plus},
-    "docs/guarantees.md": {"validity": validity},
+    "benchmarks/notes/validity.md": {"validity": validity},
 }
 
 

@@ -100,7 +100,7 @@ def test_guarantees(small_net, here, capsys):
 
 
 def test_export(here):
-    names = run_page("export.md")
+    names = run_page("deploy.md", "ONNX and torch.export")
     outputs = names["outputs"]
     assert set(outputs) == {"logits", "score", "p_value", "decision"}
     assert outputs["score"].numpy() == pytest.approx(names["score"], abs=1e-4)
@@ -134,7 +134,7 @@ def test_the_tutorial_on_images(here):
 
 
 def test_the_tutorial_on_tables(here):
-    names = run_page("tutorials/tables.md")
+    names = run_page("tutorials/tables_and_text.md", "Tables")
     assert list(names["det"].layers) == ["1", "3"] and names["accuracy"] > 0.9
     good, units, shifted, small = names["rejected"].values()
     assert good[0] < 0.13
@@ -144,7 +144,7 @@ def test_the_tutorial_on_tables(here):
 
 
 def test_the_tutorial_on_texts(here):
-    names = run_page("tutorials/text.md")
+    names = run_page("tutorials/tables_and_text.md", "Text")
     assert list(names["det"].layers) == ["blocks.0", "blocks.1"] and names["accuracy"] > 0.6
     assert 0.5 < names["ours"] < 0.9 and 0.5 < names["theirs"] < 0.9  # "neither is good"
 

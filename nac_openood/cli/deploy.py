@@ -64,7 +64,7 @@ def serve_command(args: argparse.Namespace) -> int:
     /ready, /metrics (Prometheus) and /docs (OpenAPI).
     Results have the columns of nac-openood score. On SIGTERM or Ctrl-C the service answers the
     requests in progress, then stops. It speaks plain HTTP: put a proxy with TLS in front of it if
-    others can listen on the network. See docs/serving.md.
+    others can listen on the network. See docs/deploy.md.
     For exit codes see nac-openood --help.
     """
     try:
@@ -139,7 +139,7 @@ def export_command(args: argparse.Namespace) -> int:
 
     The program takes images as the transform makes them, [batch, channels, height, width], and
     returns logits, score, p_value and decision (true where an image is out-of-distribution). Rules
-    that need gradients cannot be exported. See docs/export.md.
+    that need gradients cannot be exported. See docs/deploy.md.
     For exit codes see nac-openood --help.
     """
     from PIL import Image

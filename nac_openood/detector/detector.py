@@ -330,7 +330,7 @@ class NACDetector:
     def _warn_if_doubtful(self, x: Any, readings: BatchReadings) -> None:
         for doubt in self._reader.doubts(x, readings.logits):
             warnings.warn(
-                f"{doubt}. See docs/unnoticed.md for what that means for scores.",
+                f"{doubt}. See docs/checks.md for what that means for scores.",
                 UserWarning,
                 stacklevel=4,
             )
