@@ -37,7 +37,7 @@ test-all:        ## run it with every image of the miniature benchmark
 test-oldest:     ## run the core tests with the oldest supported dependencies (constraints/oldest.txt)
 	@test -x $(VENV)-oldest/bin/python || $(PYTHON) -m venv $(VENV)-oldest
 	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/oldest.txt \
-		-e '.[core_test]' 'pyparsing<3.3'
+		-e '.[coretest]' 'pyparsing<3.3'
 	OMP_NUM_THREADS=1 $(VENV)-oldest/bin/python -m pytest -n $(JOBS) --dist loadfile \
 		-W 'ignore:Attempted to insert a get_attr Node:UserWarning' -W 'ignore:Node lifted_tensor:UserWarning' \
 		-W 'ignore:Additional :UserWarning' @tests/core.txt

@@ -148,6 +148,10 @@ def test_what_is_tested_and_how_it_is_published():
     matrix = read(GITHUB / "workflows" / "tests.yml")["jobs"]["core"]["strategy"]["matrix"]
     assert {each.split("-")[0] for each in matrix["os"]} == {"ubuntu", "macos", "windows"}
     assert matrix["python"] == [f"3.{minor}" for minor in range(9, 15)]
+    shown = re.findall(r"Python :: (3\.\d+)", (ROOT / "setup.cfg").read_text())
+    assert shown == matrix["python"]
+    # pip before 23.3, which comes with Python 3.9, does not find extras of other names
+    assert all(name.isalnum() for name in EXTRAS)
     jobs = read(GITHUB / "workflows" / "release.yml")["jobs"]
     assert set(jobs["publish"]["needs"]) == {"tests", "build"}
     assert jobs["publish"]["permissions"] == {"id-token": "write"}

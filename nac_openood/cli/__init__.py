@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import inspect
 import os
 import sys
 import textwrap
@@ -164,9 +165,10 @@ def build_parser(
 
 def _describe(parser: argparse.ArgumentParser, function: Callable[..., int]) -> None:
     """Make the docstring of a function the help of a command: a description, then examples."""
-    description, _, examples = (function.__doc__ or "").partition("\n\n    Examples:\n")
+    text = inspect.getdoc(function) or ""  # without the indent, which Python 3.13 takes away itself
+    description, _, examples = text.partition("\n\nExamples:\n")
     parser.description = textwrap.fill(" ".join(description.split()), 79)
-    parser.epilog = textwrap.dedent(f"    examples:\n{examples}").rstrip() + "\n"
+    parser.epilog = f"examples:\n{examples}".rstrip() + "\n"
 
 
 def _unrecognized(words: Sequence[str], command: argparse.ArgumentParser) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import re
 import warnings
@@ -20,7 +21,7 @@ _TOKEN = "NAC_TOKEN"
 
 def _limits_table() -> str:
     """The options for the fields of `Limits`, with help from its docstring."""
-    helps = dict(re.findall(r"^ {8}(\w+): (.*)\.$", Limits.__doc__ or "", re.MULTILINE))
+    helps = dict(re.findall(r"^ {4}(\w+): (.*)\.$", inspect.getdoc(Limits) or "", re.MULTILINE))
     rows = []
     for field in fields(Limits):
         kind = "count" if isinstance(field.default, int) else "float"
