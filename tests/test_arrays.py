@@ -49,8 +49,18 @@ def test_the_input_of_the_head_is_set_against_the_logits(net):
     arrays = ArrayDetector(LAYERS, head_input="second").fit(train).calibrate(val)
     assert arrays.detector_.rule_.settings()["version"] == 2
     assert np.isfinite(arrays.score(new)).all()
+    assert repr(arrays).startswith("ArrayDetector: NAC+ on stored arrays\n")
     with pytest.raises(NACError, match="head_input must be one of"):
         ArrayDetector(LAYERS, head_input="third")
+    with pytest.raises(NACError, match="needs gradients, which arrays do not have: use 'nac_plus'"):
+        ArrayDetector(LAYERS, rule="nac")
+    with pytest.raises(NACError, match=r"got <U1 of shape \[400\] in 'label'"):
+        ArrayDetector(LAYERS).fit(train, ["a"] * 400)
+    new["second"][3] = np.nan
+    with pytest.raises(NACError, match=r"1 of 20 .* `score\(..., nonfinite='nan'\)`"):
+        arrays.score(new)
+    with pytest.warns(RuntimeWarning, match="1 of 20 samples"):
+        assert np.isnan(arrays.score(new, nonfinite="nan")).sum() == 1
 
 
 def test_scores_are_those_of_the_network(net, tmp_path):
@@ -78,6 +88,10 @@ def test_a_parquet_file_is_read_as_an_npz_file(tmp_path):
     np.savez(tmp_path / "x.npz", **arrays)
     table = pyarrow.table({name: array.tolist() for name, array in arrays.items()})
     parquet.write_table(table, tmp_path / "x.parquet")
+    ragged = pyarrow.table({**table.to_pydict(), "boxes": [[1], [], None, [1, 2], [3]]})
+    parquet.write_table(ragged, tmp_path / "ragged.parquet")  # this column may not be needed
+    with pytest.raises(NACError, match=r"got object of shape \[5\] in 'boxes'"):
+        ArrayDetector(["boxes"]).fit(read_arrays(tmp_path / "ragged.parquet"))
     for name in ("x.npz", "x.parquet"):
         found = read_arrays(tmp_path / name)
         assert found.keys() == arrays.keys()
@@ -111,8 +125,9 @@ def test_what_cannot_be_read_is_refused(tmp_path):
         ),
         (
             lambda arrays: arrays.update(second=arrays["second"].astype(object)),
-            "expected arrays of numbers, got object in 'second'",
+            "expected arrays of numbers, .* got object of shape .* in 'second'",
         ),
+        (lambda arrays: arrays.update(second=np.float32(1)), r"shape \[\] in 'second'"),
         (
             lambda arrays: arrays.update(second=arrays["second"][:, :3]),
             "layer 'second' has 3 neurons here, and had",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Iterator, Mapping, Optional, Sequence, Union
 from zipfile import BadZipFile
@@ -57,9 +58,12 @@ class ArrayDetector:
         if head_input is not None:
             settings = {n: LayoutConfig(head_input=n == head_input) for n in self.layers}
         self.detector_ = NACDetector(_Stored(self.layers), settings, rule=rule)
+        if self.detector_._new_rule().needs.gradients:
+            raise NACError("this rule needs gradients, which arrays do not have: use 'nac_plus'.")
 
     def __repr__(self) -> str:
-        return repr(self.detector_).replace("NACDetector", "ArrayDetector", 1)
+        text = repr(self.detector_).replace("NACDetector", "ArrayDetector", 1)
+        return text.replace("on _Stored", "on stored arrays", 1)
 
     def fit(self, arrays: Mapping[str, Any], labels: Any = None) -> ArrayDetector:
         """Fit on arrays of training data; `labels` `[samples]` are checked and counted."""
@@ -75,9 +79,9 @@ class ArrayDetector:
         self.detector_.calibrate(self.batches(arrays), tpr, **options)
         return self
 
-    def score(self, arrays: Mapping[str, Any]) -> np.ndarray:
-        """Scores `[samples]`; higher = more in-distribution."""
-        return self._each(self.detector_.score, arrays)
+    def score(self, arrays: Mapping[str, Any], *, nonfinite: str = "raise") -> np.ndarray:
+        """Scores `[samples]`; higher = more in-distribution; see `NACDetector.score`."""
+        return self._each(partial(self.detector_.score, nonfinite=nonfinite), arrays)
 
     def p_value(self, arrays: Mapping[str, Any]) -> np.ndarray:
         """How unusual each sample is, `[samples]`; see `NACDetector.p_value`."""
@@ -113,11 +117,14 @@ class ArrayDetector:
         width = self.detector_.notes_.get(_WIDTH)
         if found[LOGITS].ndim > 1 and width not in (None, str(found[LOGITS].shape[1])):
             raise NACError(f"expected {width} logits, as in the fit, got {found[LOGITS].shape[1]}.")
-        odd = [name for name, array in found.items() if array.dtype.kind not in "fiub"]
-        if odd:
-            raise NACError(f"expected arrays of numbers, got {found[odd[0]].dtype} in '{odd[0]}'.")
         if labels is not None:
             found["label"] = np.asarray(labels)
+        for name, array in found.items():
+            if array.dtype.kind not in "fiub" or not array.ndim:
+                raise NACError(
+                    f"expected arrays of numbers, with as many in each row, got {array.dtype} of "
+                    f"shape {list(array.shape)} in '{name}'."
+                )
         sizes = {name: len(array) for name, array in found.items()}
         if len(set(sizes.values())) != 1:
             raise NACError(f"all arrays must have as many samples as the others, got {sizes}.")
@@ -172,5 +179,12 @@ def read_arrays(path: Union[str, Path]) -> dict[str, np.ndarray]:
     except (OSError, ValueError) as error:
         raise FileError(f"{path} cannot be read: {error}.") from error
     columns = {name: table.column(name).to_numpy() for name in table.column_names}
-    # lists arrive as an array of arrays
-    return {name: np.stack(c) if c.dtype == object else c for name, c in columns.items()}
+    return {name: _stacked(c) if c.dtype == object else c for name, c in columns.items()}
+
+
+def _stacked(column: Any) -> np.ndarray:
+    """A column of lists, which arrives as an array of arrays; as it is if they differ in length."""
+    try:
+        return np.stack(column)
+    except ValueError:  # an error only where this column is needed
+        return np.asarray(column)

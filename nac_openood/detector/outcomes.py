@@ -222,8 +222,8 @@ def report_nonfinite(scores: Tensor, nonfinite: str = "raise") -> None:
     message = f"{broken} of {len(scores)} samples have NaN or Inf readings"
     if nonfinite != "nan":
         raise NACError(
-            f"{message}. Check the inputs (normalization, corrupt images) and the precision, or "
-            "pass nonfinite='nan' to score them NaN."
+            f"{message}. Check the inputs (normalization, corrupt images) and the precision; "
+            "`score(..., nonfinite='nan')` returns NaN for them."
         )
     warnings.warn(f"{message}; their score is NaN.", RuntimeWarning, stacklevel=3)
 

@@ -51,8 +51,7 @@ def detectors() -> Any:
         return importlib.import_module("pytorch_ood.detector")
     except ImportError as error:
         raise Absent(
-            f"the baselines need pytorch-ood, which cannot be imported ({error}). Install it: "
-            "pip install 'nac-openood[baselines]'."
+            f"needs pytorch-ood: pip install 'nac-openood[baselines]' ({error})"
         ) from error
 
 
