@@ -52,13 +52,14 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 #: detector imports 25, later methods and the leaderboard 240, stored arrays 85, what is printed and
 #: shown 180, the audit of guarantees 160.
 #: The alignment of NAC+ 2 added 150, and 110 to the tests; samples that count twice and sentences
-#: for what fresh attacks found 165, and 120 to the tests.
+#: for what fresh attacks found 165, and 120 to the tests. Tests of errors of stored arrays and of
+#: other finds of an audit of what a release needs: 55.
 LIMITS: dict[str, int] = {
     "code lines": 19_175,
     "files": 146,
     "record types": 118,
     "modules below 120 lines with one importer": 16,
-    "code lines of tests": 18_205,
+    "code lines of tests": 18_260,
 }
 #: How many files each call may pass through. The advice after a search compares with methods that
 #: read the head: three files more.
