@@ -76,7 +76,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
           judge new images: class, confidence, score, p-value, decision
       torchrun --nproc-per-node 4 -m nac_openood score --detector birds.nac --arch net.py:make \
           --checkpoint net.pt photos/
-          the same in four processes; also works with fit, search, compare and run
+          the same in four processes; also works with fit, drift, search, compare and run
       nac-openood serve --detector birds.nac --arch net.py:make --checkpoint net.pt
           the same over HTTP, with a page to drop images on
       nac-openood export --detector birds.nac --arch net.py:make --checkpoint net.pt \
