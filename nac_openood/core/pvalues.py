@@ -2,7 +2,7 @@
 
 `p = (1 + #{c <= x}) / (n + 1)` for `n` calibration scores `c`. If the calibration samples and a new
 sample are exchangeable, and the former had no part in making the score, then `P(p <= a) <= a` for
-every `a`: for any network, any data and any `n`. `docs/guarantees.md` has the proofs.
+every `a`: for any network, any data and any `n`. `docs/guarantees.md` says why.
 """
 
 from __future__ import annotations
