@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from nac_openood import Explanation, FitSummary, NACDetector, Scores
-from nac_openood.detector.display import Images, share_text
-from nac_openood.detector.outcomes import Explanations, Verdicts
+from nac_openood.detector.display import share_text
+from nac_openood.detector.outcomes import Explanations, Images, Verdicts
 from nac_openood.search import search
 
 

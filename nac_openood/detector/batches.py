@@ -372,7 +372,6 @@ def fitting_batches(
     net: nn.Module,
     loader: Iterable[Any],
     n_samples: SampleCount,
-    counts: Counter[int],
     title: str,
     progress: Optional[bool],
     seed: int = AUTHORS_SEED,
@@ -383,8 +382,6 @@ def fitting_batches(
         net: the network; labels must be among its classes.
         loader: batches, as in `NACDetector.fit`.
         n_samples: as in `NACDetector.fit`.
-        counts: filled with the number of samples of each class in this process, also of classes
-            without samples.
         title: title of the progress bar.
         progress: whether to show it; None shows it on a terminal.
         seed: random seed of the draw.
@@ -397,14 +394,11 @@ def fitting_batches(
     if first is None:
         raise NACError("the loader yielded no samples: there is nothing to fit on.")
     n_classes = count_classes(net, first.data)
-    counts.update(dict.fromkeys(range(n_classes), 0))
     found = chain([first], found)
     if isinstance(n_samples, int) and subset is loader:
         found = take_quota(found, n_samples, n_classes)
     for batch in found:
         check_labels(batch.label, n_classes)
-        if batch.in_shard and batch.label is not None:
-            counts.update(batch.label.tolist())
         yield batch
 
 
@@ -434,14 +428,13 @@ def take_quota(batches: Iterable[Batch], n_samples: int, n_classes: int) -> Iter
             return
 
 
-def warn_if_uneven(counts: Mapping[int, int], n_samples: SampleCount) -> None:
+def warn_if_uneven(counts: Mapping[int, int], n_classes: int, n_samples: SampleCount) -> None:
     """Warn if classes are missing, or have fewer samples than their share of a number."""
-    found = sum(count > 0 for count in counts.values())
     notes = []
-    if 0 < found < len(counts):
-        notes.append(f"{len(counts) - found} of the network's {len(counts)} classes are missing")
-    share = (n_samples if isinstance(n_samples, int) else 0) // max(found, 1)
-    short = sum(0 < count < share for count in counts.values())
+    if 0 < len(counts) < n_classes:
+        notes.append(f"{n_classes - len(counts)} of the network's {n_classes} classes are missing")
+    share = (n_samples if isinstance(n_samples, int) else 0) // max(len(counts), 1)
+    short = sum(count < share for count in counts.values())
     if short:
         notes.append(f"{short} classes have fewer than {share} samples")
     if notes:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import warnings
-from collections import Counter
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Union
 
 import torch
@@ -22,9 +20,8 @@ from nac_openood.detector import batches as data
 from nac_openood.detector import config, decisions, display, outcomes
 from nac_openood.detector.batches import Batch
 from nac_openood.detector.decisions import FalseAlarms, Selection
-from nac_openood.detector.display import Images
 from nac_openood.detector.drift import Drift, DriftMonitor, dataset_drift
-from nac_openood.detector.outcomes import Explanation, ScoredBatch, Scores, Verdicts
+from nac_openood.detector.outcomes import Explanation, Images, ScoredBatch, Scores, Verdicts
 from nac_openood.detector.readings import Reader, Readings, fit_rule, on_cpu
 from nac_openood.detector.store import SHAPE, FitSummary, StoredDetector
 from nac_openood.distributed import all_gather, all_sum, world
@@ -33,13 +30,7 @@ from nac_openood.files import PathLike
 from nac_openood.network.architectures import Layer
 from nac_openood.network.checks import counted_before, sample_hashes
 from nac_openood.network.fingerprint import Watch, difference, identity
-from nac_openood.network.inputs import (
-    PRECISIONS,
-    NamedOutput,
-    checked_autocast,
-    named_output,
-    sample_shape,
-)
+from nac_openood.network.inputs import NamedOutput, checked_autocast, named_output, sample_shape
 from nac_openood.network.replica import kept_random_state, unwrap
 
 #: Threads that call `partial_fit` or `calibrate`, which both change the rule, take turns.
@@ -184,21 +175,19 @@ class NACDetector:
             progress: whether to show a progress bar; None shows one on a terminal.
         """
         seed = whole_number("`seed`", seed, 0, 2**32 - 1)
-        counts: Counter[int] = Counter()
         answers: list[tuple[Tensor, Tensor]] = []
-        batches = data.fitting_batches(
-            self.net, loader, n_samples, counts, "NAC fit", progress, seed
-        )
+        batches = data.fitting_batches(self.net, loader, n_samples, "NAC fit", progress, seed)
         rule: Optional[Rule] = None
         watch = Watch(self.net)
-        inputs: list[FitSummary] = []
+        summary, n_classes = FitSummary(0), 0
 
         def update(readings: BatchReadings, batch: Batch) -> None:
-            nonlocal rule
+            nonlocal rule, summary, n_classes
             _check_unchanged(watch, self._reader.structure)
-            if not inputs:
+            if rule is None:
                 self._warn_if_doubtful(batch.data, readings)
-            inputs.append(FitSummary.of_inputs(batch.data))
+            summary += FitSummary.of_batch(batch)
+            n_classes = readings.logits.shape[1]
             rule = rule or self._new_rule()
             _check_labeled(rule, batch)
             rule.start_at(batch.start)
@@ -215,21 +204,15 @@ class NACDetector:
             rule.set_sums(all_sum("counts", rule.sums()))
             rule.set_kept_samples(all_gather("samples", samples))
         rule.check()
-        total: Counter[int] = Counter()
         found, labels = map(torch.cat, zip(*answers)) if answers else (torch.empty(0),) * 2
         right = int((found.cpu() == labels).sum())  # one wait for the device, not one per batch
-        parts = all_gather("class counts", (counts, right))
-        for part, _ in parts:
-            total.update(part)
-        classes = dict(sorted((+total).items()))
-        seen = sum(chain(*all_gather("inputs", inputs)), FitSummary(0))
-        n_right = sum(right for _, right in parts)
-        summary = replace(seen, n_samples=rule.n_samples, class_counts=classes, n_right=n_right)
+        parts = all_gather("summary", (replace(summary, n_right=right), n_classes))
+        summary = sum((part for part, _ in parts), FitSummary(0))
         self._accept(rule, summary, watch)
         shape = sample_shape(self._reader.sample)
         if shape:
             self.notes_[SHAPE] = shape
-        data.warn_if_uneven(total, n_samples)
+        data.warn_if_uneven(summary.class_counts, max(n for _, n in parts), n_samples)
         rule.warn_if_few()
         outcomes.warn_if_saturated(rule)
         return self
@@ -267,9 +250,7 @@ class NACDetector:
                 of = f"{new.size} samples of this batch"
                 raise broken_error(broken, of, then="; nothing of it was counted")
             rule.update(readings, new.label)
-            labels = [] if new.label is None else new.label.tolist()
-            added = FitSummary(new.size, Counter(labels)) + FitSummary.of_inputs(new.data)
-            self._accept(rule, self._summary + added, self._watch or watch)
+            self._accept(rule, self._summary + FitSummary.of_batch(new), self._watch or watch)
         return self
 
     def fit_readings(self, readings: Mapping[str, Reading]) -> NACDetector:
@@ -453,9 +434,7 @@ class NACDetector:
         """
         samples: Iterable[Batch] = data.load_batches(loader, "NAC read", progress)
         if in_distribution or n_samples is not None:
-            samples = data.fitting_batches(
-                self.net, loader, n_samples, Counter(), "NAC read", progress
-            )
+            samples = data.fitting_batches(self.net, loader, n_samples, "NAC read", progress)
         network = identity(self.net)
 
         def of_pass(read: BatchReadings, batch: Batch) -> Readings:
@@ -692,7 +671,7 @@ class NACDetector:
             self.pvalues_,
             tuple(self.classes_),
             dict(self.notes_),
-            None if self.autocast is None else PRECISIONS[self.autocast],
+            self.autocast,
             self.net.output if isinstance(self.net, NamedOutput) else None,
         ).save(path)
 
@@ -715,11 +694,8 @@ class NACDetector:
             fast: as in the constructor.
         """
         fitted = StoredDetector.load(path, net)
-        rule, dtypes = fitted.rule, {name: dtype for dtype, name in PRECISIONS.items()}
-        autocast = None if fitted.autocast is None else dtypes[fitted.autocast]
-        detector = cls.from_rule(
-            named_output(net, fitted.output), rule, fast=fast, autocast=autocast
-        )
+        rule, net = fitted.rule, named_output(net, fitted.output)
+        detector = cls.from_rule(net, rule, fast=fast, autocast=fitted.autocast)
         detector.fit_summary_ = fitted.summary
         wanted = {} if layers is None else config.layer_settings(net, layers, type(rule))
         if wanted and wanted != rule.layers:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import weakref
 from base64 import b64encode
 from html import escape
 from typing import Any, Iterable, Mapping, Optional, Sequence
@@ -17,24 +16,7 @@ _SIDE = 64
 _LOW, _HIGH, _LINE = "#d55e00", "#0072b2", "rgba(128,128,128,.3)"
 
 
-class Images:
-    """The images of a batch, for as long as somebody else keeps them: nothing is held in memory."""
-
-    def __init__(self, x: Any = None) -> None:
-        shown = isinstance(x, Tensor) and x.ndim == 4 and x.shape[1] in (1, 3)
-        self._batch: Any = weakref.ref(x) if shown else None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Images, ()  # a reference cannot be pickled
-
-    def pictures(self, n: int = MOST) -> list[str]:
-        """HTML of the first `n` images; empty texts where there are none."""
-        batch = None if self._batch is None else self._batch()
-        found = [] if batch is None else [_picture(image) for image in batch[:n].detach().cpu()]
-        return found + [""] * (n - len(found))
-
-
-def _picture(image: Tensor) -> str:
+def picture(image: Tensor) -> str:
     """An image of any normalization, `[channels, height, width]`, as HTML."""
     from PIL import Image
 
@@ -53,11 +35,6 @@ def share_text(share: float) -> str:
     """A share in percent with enough digits not to say 0 or 100 % of what is neither."""
     digits = next((d for d in (1, 2, 3, 4) if 0 < round(100 * share, d) < 100), 1)
     return f"{100 * share:.{digits}f} %"
-
-
-def p_text(p_value: Optional[float]) -> str:
-    """A p-value with two digits."""
-    return "no p-value" if p_value is None else f"p = {p_value:.2g}"
 
 
 def text_rows(rows: Sequence[Sequence[Any]]) -> str:
@@ -95,35 +72,8 @@ def badge(out: bool) -> str:
     return f'<b style="color:{color}">{text}</b>'
 
 
-def html_explanation(
-    score: float,
-    p_value: Optional[float],
-    contributions: Mapping[str, float],
-    neurons: Mapping[str, Mapping[int, float]],
-    picture: str = "",
-    largest: float = 0.0,
-) -> str:
-    """The score of a sample with what every layer adds, and the least covered neurons.
-
-    Bars are relative to `largest`, or to the longest of them.
-    """
-    largest = max([largest, *map(abs, contributions.values())]) or 1.0
-    cell = 'style="text-align:left;padding:2px 10px 2px 0;white-space:nowrap"'
-    rows = []
-    for name, value in contributions.items():
-        share, color = 100 * min(1.0, abs(value) / largest), _LOW if value < 0 else _HIGH
-        bar = f'<div style="width:{share:.0f}%;height:10px;background:{color};border-radius:3px">'
-        least = ", ".join(f"#{n} ({v:.3g})" for n, v in neurons.get(name, {}).items())
-        rows.append(
-            f"<tr><td {cell}>{escape(name)}</td><td {cell}>{value:.3g}</td>"
-            f'<td {cell}><div style="width:160px">{bar}</div></div></td>'
-            f"<td {cell}>{least}</td></tr>"
-        )
-    heads = ("part", "adds", "", "least covered neurons (how well)")
-    head = "".join(f"<th {cell}>{text}</th>" for text in heads)
-    return (
-        f'<div style="display:flex;gap:16px;align-items:flex-start;padding:8px 0;'
-        f'border-bottom:1px solid {_LINE}">{picture}<div><b>score {score:.4g}, '
-        f'{p_text(p_value)}</b><table style="border-collapse:collapse;margin-top:4px">'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></div>"
-    )
+def bar(value: float, largest: float) -> str:
+    """A bar as long as a number is large, relative to the largest, as HTML."""
+    share, color = 100 * min(1.0, abs(value) / largest), _LOW if value < 0 else _HIGH
+    inside = f"width:{share:.0f}%;height:10px;background:{color};border-radius:3px"
+    return f'<div style="width:160px"><div style="{inside}"></div></div>'

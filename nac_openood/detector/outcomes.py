@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from html import escape
 from numbers import Real
 from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
@@ -48,6 +49,25 @@ class Scores(NamedTuple):
         return display.described(f"Scores of {len(self.score):,} samples", lines)
 
 
+class Images:
+    """The images of a batch, for as long as somebody else keeps them: nothing is held in memory."""
+
+    def __init__(self, x: Any = None) -> None:
+        shown = isinstance(x, Tensor) and x.ndim == 4 and x.shape[1] in (1, 3)
+        self._batch: Any = weakref.ref(x) if shown else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Images, ()  # a reference cannot be pickled
+
+    def pictures(self, n: int = display.MOST) -> list[str]:
+        """HTML of the first `n` images; empty texts where there are none."""
+        batch = None if self._batch is None else self._batch()
+        found = (
+            [] if batch is None else [display.picture(image) for image in batch[:n].detach().cpu()]
+        )
+        return found + [""] * (n - len(found))
+
+
 class _Verdicts(NamedTuple):
     prediction: Tensor
     confidence: Tensor
@@ -70,7 +90,7 @@ class Verdicts(_Verdicts):
 
     alpha: float = ALPHA
     classes: Sequence[str] = ()
-    images = display.Images()
+    images = Images()
 
     def out(self, alpha: float = ALPHA) -> Tensor:
         """Whether each sample counts as out-of-distribution, bool `[batch]`.
@@ -138,29 +158,41 @@ class Explanation(NamedTuple):
     neurons: dict[str, dict[int, float]]
 
     def __repr__(self) -> str:
-        rows = [("part", "adds", "least covered neurons")]
+        rows = [("part", "adds", "least covered neurons"), *self._rows()]
+        return f"Explanation: {self._caption()}\n{display.text_rows(rows)}"
+
+    def _repr_html_(self, picture: str = "", largest: float = 0.0) -> str:
+        """A table beside a picture, with bars relative to `largest`, or to the longest of them."""
+        largest = max([largest, *map(abs, self.contributions.values())]) or 1.0
+        rows = [
+            (escape(name), adds, display.bar(float(adds), largest), least)
+            for name, adds, least in self._rows()
+        ]
+        heads = ("part", "adds", "", "least covered neurons (how well)")
+        table = display.html_table(heads, rows, self._caption())
+        return f'<div style="display:flex;gap:16px;padding:8px 0">{picture}{table}</div>'
+
+    def _caption(self) -> str:
+        p = "no p-value" if self.p_value is None else f"p = {self.p_value:.2g}"
+        return f"score {self.score:.4g}, {p}"
+
+    def _rows(self) -> Iterator[tuple[str, str, str]]:
+        """Name, contribution and least covered neurons of each part."""
         for name, value in self.contributions.items():
             least = ", ".join(f"#{n} ({v:.3g})" for n, v in self.neurons.get(name, {}).items())
-            rows.append((name, f"{value:.3g}", least))
-        title = f"Explanation: score {self.score:.4g}, {display.p_text(self.p_value)}"
-        return f"{title}\n{display.text_rows(rows)}"
-
-    def _repr_html_(self) -> str:
-        return display.html_explanation(*self)
+            yield name, f"{value:.3g}", least
 
 
 class Explanations(list[Explanation]):
     """Explanations of a batch, which notebooks show with its `images`."""
 
-    images = display.Images()
+    images = Images()
 
     def _repr_html_(self) -> str:
         shown = list(zip(self, self.images.pictures()))
         largest = max((abs(v) for why, _ in shown for v in why.contributions.values()), default=0)
         more = f"<p>and {len(self) - display.MOST} more</p>" if len(self) > display.MOST else ""
-        return (
-            "".join(display.html_explanation(*why, image, largest) for why, image in shown) + more
-        )
+        return "".join(why._repr_html_(image, largest) for why, image in shown) + more
 
 
 def explanations(

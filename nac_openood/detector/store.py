@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Any, Mapping, Optional, Union
+from typing import Mapping, Optional, Union
 
 import torch
 from torch import nn
@@ -15,11 +15,12 @@ from nac_openood.__about__ import __version__
 from nac_openood.core.coverage import Coverage
 from nac_openood.core.pvalues import PValues
 from nac_openood.core.rule import Rule, rule_named
+from nac_openood.detector.batches import Batch
 from nac_openood.errors import FileError, why_unreadable
 from nac_openood.files import PathLike
 from nac_openood.network.checks import InputRange, kept_hashes, sample_hashes
 from nac_openood.network.fingerprint import difference
-from nac_openood.network.inputs import named_output
+from nac_openood.network.inputs import PRECISIONS, named_output
 from nac_openood.records import from_values
 
 #: Version 1 is always reference NAC, and 2 names its rule. Version 3 says how it was calibrated;
@@ -31,6 +32,7 @@ _RULE, _SCORES, _CLASSES = "rule/", "calibration", "calibration classes"
 SHAPE = "input_shape"
 #: What a file says about the calibration: arguments of `PValues`.
 _HOW = ("alpha", "confidence", "per_class", "exact")
+_DTYPES = {name: dtype for dtype, name in PRECISIONS.items()}
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,11 @@ class FitSummary:
     hashes: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
-    def of_inputs(cls, x: Any) -> FitSummary:
-        """What a batch is like, without counting its samples."""
-        return cls(0, inputs=InputRange.of(x), hashes=kept_hashes(sample_hashes(x)))
+    def of_batch(cls, batch: Batch) -> FitSummary:
+        """The summary of a single batch; how many of it are right is not known yet."""
+        x, labels = batch.data, [] if batch.label is None else batch.label.tolist()
+        hashes = kept_hashes(sample_hashes(x))
+        return cls(batch.size, Counter(labels), inputs=InputRange.of(x), hashes=hashes)
 
     def __str__(self) -> str:
         counts, of = sorted(self.class_counts.values()), ""
@@ -88,7 +92,7 @@ class StoredDetector:
         pvalues: converts scores to p-values; None before calibration.
         classes: names of the network's classes.
         notes: strings by name.
-        autocast: name of the precision that the network ran in; None for its own.
+        autocast: the precision that the network ran in; None for its own.
         output: which output of the network are the logits; None for the usual one.
     """
 
@@ -99,7 +103,7 @@ class StoredDetector:
     pvalues: Optional[PValues] = None
     classes: tuple[str, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
-    autocast: Optional[str] = None
+    autocast: Optional[torch.dtype] = None
     output: Union[int, str, None] = None
 
     def save(self, path: PathLike) -> None:
@@ -114,7 +118,7 @@ class StoredDetector:
             "threshold": self.threshold,
             "classes": list(self.classes),
             "notes": dict(self.notes),
-            "autocast": self.autocast,
+            "autocast": None if self.autocast is None else PRECISIONS[self.autocast],
             "output": self.output,
         }
         tensors = {f"{_RULE}{name}": tensor for name, tensor in self.rule.tensors().items()}
@@ -153,7 +157,9 @@ class StoredDetector:
                 rule = Coverage.restore({name: about.pop(name) for name in names}, tensors)
             how = about.pop("calibration", {"exact": not rule.needs_calibration})
             pvalues = None if scores is None else PValues(scores, predicted, **how)
-            fitted = from_values(cls, about, rule=rule, pvalues=pvalues)
+            precision = about.pop("autocast", None)
+            autocast = None if precision is None else _DTYPES[precision]
+            fitted = from_values(cls, about, rule=rule, pvalues=pvalues, autocast=autocast)
         except Exception as error:  # a file that was edited may lack or hold anything
             raise FileError(f"{path} is damaged: {why_unreadable(error)}. Fit again.") from error
         if pvalues is not None and not pvalues.exact:
