@@ -120,10 +120,9 @@ def fit_checked(
         detector.fit(train, n_samples)
         scored = detector._calibrate(val, 1 - alpha)
         tested = None if test is None else torch.from_numpy(detector.score_loader(test).score)
-    summary = detector.fit_summary_ or FitSummary(0)
     assert detector.pvalues_ is not None
-    rule, pvalues = detector._fitted(), detector.pvalues_
-    return _report(rule, summary, scored, pvalues, tested, messages, n_classes, alpha)
+    rule, summary, pvalues = detector._fitted(), detector._summary, detector.pvalues_
+    return _report(rule, summary, pvalues, scored, tested, messages, n_classes)
 
 
 # -- shards --------------------------------------------------------------------------------
@@ -209,14 +208,12 @@ def merge_shards(folders: Sequence[files.PathLike]) -> tuple[StoredDetector, Fit
     rule.check()
     paths = [shard.path for shard in shards]
     val, test = (_batches(paths, name, notes.batch_size) for name in (_VAL, _TEST))
-    scored = (outcomes.score_batch(rule, read, read.label) for read in val)
+    batches = (outcomes.score_batch(rule, read, read.label) for read in val)
     with _recorded() as messages:
         outcomes.warn_if_saturated(rule)
-        pvalues, batches = decisions.calibrate_rule(rule, scored, 1 - notes.alpha)
+        pvalues, scored = decisions.calibrate_rule(rule, batches, 1 - notes.alpha)
     tested = torch.cat([rule.score(batch) for batch in test]) if test else None
-    report = _report(
-        rule, summary, batches, pvalues, tested, messages, notes.n_classes, notes.alpha
-    )
+    report = _report(rule, summary, pvalues, scored, tested, messages, notes.n_classes)
     found = replace(first, summary=summary, threshold=pvalues.threshold, pvalues=pvalues)
     return found, report
 
@@ -265,32 +262,27 @@ def _recorded() -> Iterator[list[str]]:
 def _report(
     rule: Rule,
     summary: FitSummary,
-    batches: Sequence[ScoredBatch],
     pvalues: PValues,
+    scored: ScoredBatch,
     tested: Optional[Tensor],
     messages: Sequence[str],
     n_data_classes: Optional[int],
-    alpha: float,
 ) -> FitReport:
     """The report of a fit.
 
     Args:
         rule: fitted and calibrated.
         summary: what was fitted on.
-        batches: of validation data.
         pvalues: of the calibration.
+        scored: validation data.
         tested: scores of test data; None without any.
         messages: warnings so far.
         n_data_classes: number of classes in the data, if it is known.
-        alpha: the false-alarm rate that is wanted.
     """
     from scipy.optimize import linear_sum_assignment
 
-    notes, n_classes, alarms = list(messages), batches[0].n_classes, None
-    label, prediction = (
-        torch.cat([getattr(batch, name) for batch in batches]).cpu()
-        for name in ("label", "prediction")
-    )
+    notes, alpha, alarms = list(messages), pvalues.alpha, None
+    prediction, label, n_classes = scored.prediction, scored.label, scored.n_classes
     check_labels(label, n_classes)
     answers = np.zeros((n_classes, n_classes), dtype=int)
     np.add.at(answers, (label[label >= 0], prediction[label >= 0]), 1)
@@ -346,10 +338,10 @@ def _report(
                 f"than the {low:.1%} to {high:.1%} that chance explains: test and validation data "
                 "are not alike."
             )
-    score = torch.cat([rule.combine(batch.parts) for batch in batches]).cpu()
+    mistakes = _mistakes(rule.combine(scored.parts), label, prediction, threshold)
     return FitReport(
         summary.n_samples, n_classes, right / n_val, n_val, alpha, threshold, alarms,
-        tuple(dict.fromkeys(notes)), known, _mistakes(score, label, prediction, threshold), doubt,
+        tuple(dict.fromkeys(notes)), known, mistakes, doubt,
     )  # fmt: skip
 
 

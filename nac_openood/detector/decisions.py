@@ -11,7 +11,6 @@ from itertools import tee
 from typing import Any, Iterable, NamedTuple, Optional, Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from nac_openood.core.pvalues import ALPHA, PValues
@@ -30,11 +29,11 @@ def calibrate_rule(
     tpr: float = 1 - ALPHA,
     confidence: Optional[float] = None,
     per_class: bool = False,
-) -> tuple[PValues, list[ScoredBatch]]:
+) -> tuple[PValues, ScoredBatch]:
     """Calibrate a rule on data that is scored while iterating; see `NACDetector.calibrate`.
 
     Returns:
-        The p-values, and the batches.
+        The p-values, and the scores of the data.
     """
     alpha = round(1 - checked_alpha(tpr, "tpr"), 12)  # 1 - 0.9 is a little less than 0.1
     if confidence is not None:
@@ -47,9 +46,8 @@ def calibrate_rule(
             f"all {len(scores)} calibration samples have the same score, so nothing can be told "
             "apart. Check the inputs, and choose other layers or settings, or rule='nac_plus'."
         )
-    found = list(kept)
-    classes = torch.cat([batch.prediction for batch in found]).cpu()
-    classes = classes[rule.ranking_rows(len(classes))]
+    found = ScoredBatch.joined(list(kept))
+    classes = found.prediction[rule.ranking_rows(len(found.prediction))]
     pvalues = PValues(scores, classes, alpha=alpha, confidence=confidence, per_class=per_class)
     pvalues.warn_if_never(alpha)
     return pvalues, found
@@ -125,15 +123,12 @@ class FalseAlarms(NamedTuple):
     n_samples: int
     expected: tuple[float, float] = (0.0, 1.0)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         low, high = self.expected
         return (
             f"p <= {self.level:g}: {self.rate:.1%} of {self.n_samples} samples (data like the "
             f"calibration data: {low:.1%} to {high:.1%})"
         )
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 def false_alarm_rates(
@@ -204,14 +199,11 @@ class Selection(NamedTuple):
     fdr: float
     fewest: int
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return (
             f"{int(self.out.sum())} of {len(self.out)} samples are out-of-distribution (false "
             f"discovery rate {self.fdr:g}; at least {self.fewest} are selected, or none)"
         )
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 def select(p_values: Any, fdr: float, pvalues: PValues) -> Selection:

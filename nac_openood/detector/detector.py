@@ -379,19 +379,14 @@ class NACDetector:
     ) -> Scores:
         """Score a whole dataset; the result has the labels if the loader yields them."""
         with kept_random_state():
-            scored = list(self._score_batches("NAC score", loader, progress))
-        if not scored:
+            batches = list(self._score_batches("NAC score", loader, progress))
+        if not batches:
             raise NACError("the loader yielded no batch: there is nothing to score.")
-        names = scored[0].parts
-        by_layer = {name: torch.cat([each.parts[name] for each in scored]).cpu() for name in names}
-        score = self._fitted().combine(by_layer)
+        found = ScoredBatch.joined(batches)
+        score = self._fitted().combine(found.parts)
         outcomes.report_nonfinite(score, nonfinite)
-        return Scores(
-            score.numpy(),
-            torch.cat([each.prediction for each in scored]).cpu().numpy(),
-            torch.cat([each.label for each in scored]).numpy(),
-            {name: part.numpy() for name, part in by_layer.items()},
-        )
+        by_layer = {name: part.numpy() for name, part in found.parts.items()}
+        return Scores(score.numpy(), found.prediction.numpy(), found.label.numpy(), by_layer)
 
     def _score_batches(
         self,
@@ -475,13 +470,13 @@ class NACDetector:
 
     def _calibrate(
         self, loader: Iterable[Any], *how: Any, progress: Optional[bool] = None
-    ) -> list[ScoredBatch]:
-        """Calibrate, and return the batches."""
+    ) -> ScoredBatch:
+        """Calibrate, and return the scores of the data."""
         with _COUNTING, kept_random_state():
             self._watched(certain=True)
             hashes: list[int] = []
-            scored = self._score_batches("calibrate", loader, progress, hashes)
-            self.pvalues_, batches = decisions.calibrate_rule(self._fitted(), scored, *how)
+            batches = self._score_batches("calibrate", loader, progress, hashes)
+            self.pvalues_, scored = decisions.calibrate_rule(self._fitted(), batches, *how)
             self.threshold_ = self.pvalues_.threshold
         doubt, distinct = "", len(set(hashes))
         if same := counted_before(hashes, self._summary.hashes):
@@ -497,7 +492,7 @@ class NACDetector:
             )
         if doubt:
             warnings.warn(doubt, UserWarning, stacklevel=4)
-        return batches
+        return scored
 
     @property
     def calibrated_(self) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nac_openood import tensor_files
 from nac_openood.core.layer_config import whole_number
-from nac_openood.core.metrics import Interval, auroc_intervals
+from nac_openood.core.metrics import Z_99, Interval, auroc_intervals
 from nac_openood.core.pvalues import PValues
 from nac_openood.detector.outcomes import checked_alpha
 from nac_openood.errors import NACError
@@ -26,8 +26,6 @@ from nac_openood.files import PathLike
 
 #: Permutations per test, as many as stay below this number of drawn values.
 _MOST, _FEWEST, _VALUES = 9999, 199, 10**8
-#: Half the width of a 99 % interval in standard errors.
-_Z_99 = 2.5758
 
 
 class Drift(NamedTuple):
@@ -55,7 +53,7 @@ class Drift(NamedTuple):
     p_values: np.ndarray
     classes: np.ndarray
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         value, low, high = self.auroc
         classes = "" if self.p_classes is None else f", predicted classes {self.p_classes:.2g}"
         return (
@@ -64,9 +62,6 @@ class Drift(NamedTuple):
             f"higher than one of those with a probability of {value:.3f} ({low:.3f} to {high:.3f}; "
             "0.5 without drift)"
         )
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 def dataset_drift(
@@ -135,7 +130,7 @@ def _effect(reference: Tensor, scores: Tensor) -> Interval:
     ((value, low, high),), _ = auroc_intervals(reference[None], scores[None])
     n, m, a = len(reference), len(scores), np.linspace(0, 1, 10_001)
     more = ((n + m) / 2 - 1) * ((1 - a) / (2 - a) + a / (1 + a))
-    within = a[(a - value) ** 2 <= _Z_99**2 * a * (1 - a) * (1 + more) / (n * m)]
+    within = a[(a - value) ** 2 <= Z_99**2 * a * (1 - a) * (1 + more) / (n * m)]
     return Interval(value, float(within.min(initial=low)), float(within.max(initial=high)))
 
 
@@ -268,15 +263,13 @@ class DriftMonitor:
             if len(self.history) > _HISTORY:
                 self.history, self._every = self.history[1::2], 2 * self._every
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         state = "no alarm" if self.alarm_at is None else f"ALARM at input {self.alarm_at}"
         limit = -math.log10(self.alpha)
         return (
             f"{state} after {self.n_inputs} inputs: the evidence is 10^{self.log10_evidence:.1f}, "
             f"an alarm 10^{limit:.1f} (the probability of a false alarm, ever, is {self.alpha:g})"
         )
-
-    __repr__ = __str__
 
     # -- files ---------------------------------------------------------------------------------
 

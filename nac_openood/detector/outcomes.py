@@ -9,6 +9,7 @@ from numbers import Real
 from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from nac_openood.core.layer_config import whole_number
@@ -227,7 +228,7 @@ def explanations(
 
 
 class ScoredBatch(NamedTuple):
-    """Scores of a batch by part, `[batch]` each, with the network's predictions.
+    """Scores of samples by part, `[samples]` each, with the network's predictions.
 
     Labels are -1 where there were none; `n_classes` is the number of the network's classes.
     """
@@ -236,6 +237,13 @@ class ScoredBatch(NamedTuple):
     prediction: Tensor
     label: Tensor
     n_classes: int
+
+    @classmethod
+    def joined(cls, batches: Sequence[ScoredBatch]) -> ScoredBatch:
+        """All batches as one, on the CPU."""
+        parts, predictions, labels, n_classes = zip(*batches)
+        by_part = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
+        return cls(by_part, torch.cat(predictions).cpu(), torch.cat(labels), n_classes[0])
 
 
 def score_batch(rule: Rule, readings: Mapping[str, Reading], label: Tensor) -> ScoredBatch:

@@ -57,7 +57,7 @@ class FitSummary:
         hashes = kept_hashes(sample_hashes(x))
         return cls(batch.size, Counter(labels), inputs=InputRange.of(x), hashes=hashes)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         counts, of = sorted(self.class_counts.values()), ""
         if counts:
             each = (
@@ -65,8 +65,6 @@ class FitSummary:
             )
             of = f" of {len(counts)} classes, {each} of each"
         return f"{self.n_samples:,} samples{of}"
-
-    __repr__ = __str__
 
     def __add__(self, other: FitSummary) -> FitSummary:
         counts = Counter(self.class_counts) + Counter(other.class_counts)
