@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Sequence
 
-from nac_openood import distributed
 from nac_openood.cli import inputs
 from nac_openood.cli.options import DETECTOR, command
-from nac_openood.cli.output import print_error, show, typed_command
-from nac_openood.errors import NACError
+from nac_openood.cli.output import show, typed_command
 
 if TYPE_CHECKING:
     from nac_openood.detector.detector import NACDetector
@@ -20,7 +18,8 @@ if TYPE_CHECKING:
 
 @command(
     f"""
-  paths PATHS...          images and folders with images; text files for a network of texts
+  paths PATHS...          images, folders (with subfolders), or - for a list on stdin; text files
+      for a network of texts
 {DETECTOR.strip()}
 how to test:
   --alpha
@@ -50,22 +49,15 @@ def drift_command(args: argparse.Namespace) -> int:
     from nac_openood.detector.outcomes import checked_alpha
     from nac_openood.files import write_text
     from nac_openood.report.render import render_page
-    from nac_openood.sources import fitted, transforms
+    from nac_openood.sources import fitted
 
     alpha = checked_alpha(args.alpha)
     if args.out is not None:
         inputs.check_output(args, "out")
     pipeline = inputs.detector_of(args)
-    texts = transforms.takes_text(pipeline.transform)
-    paths = distributed.from_main("files", lambda: fitted.expand(args.paths, texts=texts))
-    answers = list(fitted.judge_images(pipeline, paths, alpha=alpha, **inputs.loading(args)))
-    for bad in (answer for answer in answers if answer.problem):
-        if not args.skip_bad:
-            raise NACError(
-                f"cannot read {bad.path} ({bad.problem}). Replace it, or pass `skip_bad=True`."
-            )
-        print_error(f"cannot read {bad.path} ({bad.problem})")
-    good = [answer for answer in answers if not answer.problem]
+    paths = inputs.files_of(args, pipeline)
+    answers = fitted.judge_images(pipeline, paths, alpha=alpha, **inputs.loading(args))
+    good = [answer for answer in answers if inputs.is_readable(answer, args.skip_bad)]
     found = fitted.drift_of(pipeline.detector, good, seed=args.seed)
     _show_drift(found, alpha)
     if args.out is not None:

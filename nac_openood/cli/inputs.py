@@ -30,10 +30,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Optional, Sequence
 
-from nac_openood.cli.output import say
+from nac_openood.cli.output import print_error, say
+from nac_openood.distributed import from_main
 from nac_openood.errors import NACError, first_line
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
     from nac_openood.detector.detector import NACDetector
     from nac_openood.detector.drift import DriftMonitor
-    from nac_openood.sources.fitted import Pipeline
+    from nac_openood.sources.fitted import Pipeline, Prediction
     from nac_openood.sources.sets import Datasets
     from nac_openood.sources.transforms import Preprocessing
 
@@ -168,6 +170,33 @@ def detector_of(args: argparse.Namespace, *, images_for: str = "") -> Pipeline:
             "only nac-openood score can judge."
         )
     return found
+
+
+def files_of(args: argparse.Namespace, pipeline: Pipeline) -> list[str]:
+    """The files in the options `paths`, in which `-` stands for a list of paths on stdin."""
+    from nac_openood.sources.fitted import expand
+    from nac_openood.sources.transforms import takes_text
+
+    def paths() -> Iterator[str]:
+        for path in args.paths:
+            # without a byte order mark
+            lines = (line.rstrip("\r\n").removeprefix("\ufeff") for line in sys.stdin or ())
+            yield from filter(str.strip, lines) if path == "-" else [path]
+
+    texts = takes_text(pipeline.transform)
+    # in one process: several would each read a part of stdin
+    return from_main("files", lambda: expand(paths(), texts=texts))
+
+
+def is_readable(prediction: Prediction, skip_bad: bool) -> bool:
+    """Whether a file could be read; if not, say why, in an error unless `skip_bad`."""
+    if not prediction.problem:
+        return True
+    problem = f"cannot read {prediction.path} ({prediction.problem})"
+    if not skip_bad:
+        raise NACError(f"{problem}. Replace it, or pass --skip-bad to leave out such files.")
+    print_error(problem)
+    return False
 
 
 @contextmanager

@@ -92,7 +92,7 @@ def score_command(args: argparse.Namespace) -> int:
 
 def _score(args: argparse.Namespace, out: TextIO) -> None:
     from nac_openood.detector import batches, outcomes
-    from nac_openood.sources import fitted, transforms
+    from nac_openood.sources import fitted
 
     outcomes.checked_alpha(args.alpha)
     if args.gallery:
@@ -103,9 +103,7 @@ def _score(args: argparse.Namespace, out: TextIO) -> None:
     pipeline = inputs.detector_of(args, images_for="--gallery" if args.gallery else "")
     if args.fdr is None:
         pipeline.detector._p_values().warn_if_never(args.alpha)
-    texts = transforms.takes_text(pipeline.transform)
-    # in one process: several would each read a part of stdin
-    paths = distributed.from_main("files", lambda: fitted.expand(_named(args.paths), texts=texts))
+    paths = inputs.files_of(args, pipeline)
     counts = Counter[str]()
     number, of = args.shard or (1, 1)
     shard = distributed.as_shard(number - 1, of) if args.shard else nullcontext()
@@ -141,14 +139,6 @@ def _draw_evidence(monitor: DriftMonitor, path: str) -> None:
     with suppress(NACError):
         figure = evidence_figure(evidence, limit, numbers, monitor.alarm_at)
         write_text(path, svg_file(figure))
-
-
-def _named(paths: Sequence[str]) -> Iterator[str]:
-    """The paths, with `-` replaced by the paths on stdin."""
-    for path in paths:
-        # without a byte order mark
-        lines = (line.rstrip("\r\n").removeprefix("\ufeff") for line in sys.stdin or ())
-        yield from filter(str.strip, lines) if path == "-" else [path]
 
 
 def _printed(
@@ -194,11 +184,7 @@ def _printed(
         if args.shard and n % batch_size == 0:
             write(f"# batch {n // batch_size * of + number - 1}\n")
         counts["bad" if prediction.problem else prediction.decision] += 1
-        if prediction.problem:
-            text = f"cannot read {prediction.path} ({prediction.problem})"
-            if not args.skip_bad:
-                raise NACError(f"{text}. Replace it, or pass --skip-bad to leave out such files.")
-            print_error(text)
+        if not inputs.is_readable(prediction, args.skip_bad):
             continue
         if is_csv:
             table.writerow(map(_cell, prediction.fields().values()))

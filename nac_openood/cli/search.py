@@ -152,6 +152,7 @@ def _readings(args: argparse.Namespace) -> ReadingSet:
 
 def _result_text(result: SearchResult, about: Mapping[str, Any], advice: Advice) -> str:
     """The best candidates, the chosen settings by layer, and the comparison."""
+    from nac_openood.detector.display import text_rows
     from nac_openood.report.formatting import SHOWN
     from nac_openood.search import SURROGATE_LABEL
 
@@ -162,10 +163,9 @@ def _result_text(result: SearchResult, about: Mapping[str, Any], advice: Advice)
     if result.surrogate:
         lines.append(f"NOTE: {SURROGATE_LABEL}.")
     fpr, fpr_in = SHOWN["FPR@95"], SHOWN["FPR@95_IN"]
-    lines += [
-        f"\n{'':12}{fpr.title:>11}{fpr_in.title:>11}",
-        f"{'':4}{'AUROC':>8}{fpr.note:>11}{fpr_in.note:>11}{'guard':>8}  "
-        "layer bins/O*/alpha/weight state",
+    rows: list[tuple[Any, ...]] = [
+        ("", "", fpr.title, fpr_in.title, "", ""),
+        ("", "AUROC", fpr.note, fpr_in.note, "guard", "layer bins/O*/alpha/weight state"),
     ]
     for rank, candidate in enumerate(result.ranking, start=1):
         names = ", ".join(
@@ -173,26 +173,23 @@ def _result_text(result: SearchResult, about: Mapping[str, Any], advice: Advice)
             for name, c in candidate.layers.items()
         )
         guard = "-" if candidate.guard is None else f"{candidate.guard:.1%}"
-        lines.append(
-            f"{rank:>3} {candidate.auroc:8.2%}{candidate.fpr95:11.2%}{candidate.fpr95_in:11.2%}"
-            f"{guard:>8}  {names}"
-        )
+        metrics = (candidate.auroc, candidate.fpr95, candidate.fpr95_in)
+        rows.append((rank, *(f"{value:.2%}" for value in metrics), guard, names))
     limit = "no settings" if result.guard is None else f"settings more than {result.guard:.1%} away"
     note = f"{limit} were excluded"
     if result.best.guard is None:
         note = "not measured, there are no held-out samples"
     lines += [
+        f"\n{text_rows(rows)}",
         f"\n{fpr}: {fpr.meaning}",
         f"{fpr_in}: {fpr_in.meaning}",
         f"guard: AUROC of held-out training against ID validation, good near 50%; {note}\n",
     ]
-    layers = list(dict.fromkeys(point.layer for point in result.landscape))
-    width = max(len("chosen"), *map(len, layers)) + 2
-    lines.append(f"{'chosen':{width}}{'bins':>6}{'O*':>7}{'alpha':>9}{'weight':>8}  state")
-    for name in layers:
-        row = f"{'left out':>13}"
+    chosen: list[tuple[Any, ...]] = [("chosen", "bins", "O*", "alpha", "weight", "state")]
+    for name in dict.fromkeys(point.layer for point in result.landscape):
+        row = ("", "", "", "", "left out")
         if name in result.layers:
             c = result.layers[name]
-            row = f"{c.n_bins:>6}{c.full_count:>7}{c.steepness:>9g}{c.weight:>8g}  {c.state}"
-        lines.append(f"{name:{width}}{row}")
-    return "\n".join([*lines, f"\n{advice}\n"])
+            row = (c.n_bins, c.full_count, f"{c.steepness:g}", f"{c.weight:g}", c.state)
+        chosen.append((name, *row))
+    return "\n".join([*lines, text_rows(chosen), f"\n{advice}\n"])

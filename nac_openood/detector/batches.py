@@ -441,6 +441,5 @@ def warn_if_uneven(counts: Mapping[int, int], n_classes: int, n_samples: SampleC
         warnings.warn(
             f"the fitting set is uneven: {' and '.join(notes)}. Coverage of those classes will "
             "be low; pass more data, or ignore this warning if that is intended.",
-            UserWarning,
             stacklevel=3,
         )

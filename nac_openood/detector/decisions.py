@@ -229,7 +229,6 @@ def select(p_values: Any, fdr: float, pvalues: PValues) -> Selection:
         warnings.warn(
             f"nothing can be selected at a false discovery rate of {fdr:g}: the smallest p-value "
             f"possible is {least:.3g}. Calibrate on more in-distribution data.",
-            UserWarning,
             stacklevel=3,
         )
     return Selection(out, p, fdr, fewest)

@@ -288,7 +288,6 @@ class NACDetector:
             warnings.warn(
                 f"{same} samples of the other detector are samples of this one, too, and count "
                 "twice from now on. Merge fits on different parts of the training data.",
-                UserWarning,
                 stacklevel=2,
             )
         rule.merge(other_rule)
@@ -312,7 +311,6 @@ class NACDetector:
         for doubt in self._reader.doubts(x, readings.logits):
             warnings.warn(
                 f"{doubt}. See docs/checks.md for what that means for scores.",
-                UserWarning,
                 stacklevel=4,
             )
 
@@ -325,7 +323,6 @@ class NACDetector:
             warnings.warn(
                 f"this batch is unlike the data that the detector was fitted on: {what}. If it is "
                 "normalized or resized in another way, its scores mean nothing.",
-                UserWarning,
                 stacklevel=4,
             )
 
@@ -491,7 +488,7 @@ class NACDetector:
                 "are too small. Does each worker of the loader yield all samples?"
             )
         if doubt:
-            warnings.warn(doubt, UserWarning, stacklevel=4)
+            warnings.warn(doubt, stacklevel=4)
         return scored
 
     @property
@@ -576,8 +573,7 @@ class NACDetector:
         Returns:
             The measured rate at each level, and the range that chance explains.
         """
-        p_values = self._p_values()
-        _, classes, p = self._ranked(p_values, loader, progress, "raise")
+        p_values, _, classes, p = self._score_all(loader, progress, "raise")
         return decisions.false_alarm_rates(p, levels, p_values, classes)
 
     def select(
@@ -593,8 +589,8 @@ class NACDetector:
             fdr: on average, at most this share of the selected samples is in-distribution.
             progress: whether to show a progress bar; None shows one on a terminal.
         """
-        p_values = self._p_values()
-        return decisions.select(self._ranked(p_values, loader, progress)[2], fdr, p_values)
+        p_values, _, _, p = self._score_all(loader, progress)
+        return decisions.select(p, fdr, p_values)
 
     def drift(
         self, loader: Iterable[Any], *, seed: int = 0, progress: Optional[bool] = None
@@ -606,8 +602,7 @@ class NACDetector:
             seed: of the permutations.
             progress: whether to show a progress bar; None shows one on a terminal.
         """
-        p_values = self._p_values()
-        return dataset_drift(p_values, *self._ranked(p_values, loader, progress), seed=seed)
+        return dataset_drift(*self._score_all(loader, progress), seed=seed)
 
     def monitor(self, alpha: float = 0.01, *, seed: int = 0) -> DriftMonitor:
         """Watch a stream of inputs: raise an alarm if they are unlike the calibration data.
@@ -628,18 +623,14 @@ class NACDetector:
         """Scores of a batch; NaN where readings are NaN or Inf."""
         return self._fitted().score(self._read(x))
 
-    def _ranked(
-        self,
-        p_values: PValues,
-        loader: Iterable[Any],
-        progress: Optional[bool],
-        nonfinite: str = "nan",
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores, predicted classes and p-values of a dataset, `[samples]` each."""
-        batches = [loader] if isinstance(loader, Tensor) else loader
+    def _score_all(
+        self, loader: Iterable[Any], progress: Optional[bool], nonfinite: str = "nan"
+    ) -> tuple[PValues, Tensor, Tensor, Tensor]:
+        """`PValues`, and scores, predicted classes and p-values of a dataset, `[samples]` each."""
+        p_values, batches = self._p_values(), [loader] if isinstance(loader, Tensor) else loader
         found = self.score_loader(batches, progress=progress, nonfinite=nonfinite)
         score, classes = torch.from_numpy(found.score), torch.from_numpy(found.prediction)
-        return score, classes, p_values(score, classes)
+        return p_values, score, classes, p_values(score, classes)
 
     def _p_values(self) -> PValues:
         if self.pvalues_ is not None:

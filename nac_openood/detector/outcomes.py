@@ -275,6 +275,5 @@ def warn_if_saturated(rule: Rule) -> None:
         warnings.warn(
             f"{'; '.join(found)}. `nac_openood.advise` suggests settings, and rule='nac_plus' "
             "needs none.",
-            UserWarning,
             stacklevel=3,
         )

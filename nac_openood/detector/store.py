@@ -164,7 +164,6 @@ class StoredDetector:
             warnings.warn(
                 f"{path} is of version 0.1: its scores are right, but its p-values hold only "
                 "approximately. Calibrate again for guaranteed ones.",
-                UserWarning,
                 stacklevel=3,
             )
         return fitted

@@ -21,7 +21,7 @@ from torch import nn
 
 from nac_openood.errors import ProbeError
 from nac_openood.network.architectures import Layer, describe, table_layers
-from nac_openood.network.flow import Call, Node, Recorder, Size, Traced, record
+from nac_openood.network.flow import Call, Recorder, Size, Traced, record
 from nac_openood.network.inputs import logits_of, prepare, returned_logits, rows, sample_count
 from nac_openood.network.probe import token_layouts
 from nac_openood.network.replica import unwrap
@@ -143,7 +143,7 @@ class Structure:
         end = -1 if logits is None else logits.node
         inputs = [n for n in range(end + 1) if not self.nodes[n].parents]
         # masks are inputs, too, but fewer weights are applied to them
-        ways = [_way(self.nodes, source, end) for source in inputs]
+        ways = [_way(recorded, source, end) for source in inputs]
         self._way = max(ways, key=lambda way: len(self._products(way)), default={})
         self.products = self._products(self._way)
         self.cuts = {node for node, is_cut in self._way.items() if is_cut}
@@ -265,16 +265,13 @@ class Structure:
         return links
 
 
-def _way(nodes: Sequence[Node], source: int, sink: int) -> dict[int, bool]:
+def _way(recorded: Recorder, source: int, sink: int) -> dict[int, bool]:
     """The nodes on paths from `source` to `sink`, in order, and whether every path uses them."""
-    reached = {source}
-    for node in range(source + 1, sink + 1):
-        if not reached.isdisjoint(nodes[node].parents):
-            reached.add(node)
+    reached = recorded.computed_from(source)
     last_reader = {sink: sink}
     for node in range(sink, source, -1):
         if node in reached and node in last_reader:
-            for parent in reached.intersection(nodes[node].parents):
+            for parent in reached.intersection(recorded.nodes[node].parents):
                 last_reader.setdefault(parent, node)
     way, furthest = {}, source
     for node in sorted(last_reader):

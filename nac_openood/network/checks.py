@@ -53,14 +53,11 @@ def check_outputs(net: nn.Module, x: Any) -> None:
     values = [recorded.value(t) if isinstance(t, Tensor) else None for t in recorded.output]
     if values[0] is None:
         return
-    reached = {values[0].node}
-    for number, node in enumerate(recorded.nodes):
-        if not reached.isdisjoint(node.parents):
-            reached.add(number)
+    dependent = recorded.computed_from(values[0].node)
     for index, value in enumerate(values):
         if value is None or len(value.shape) != 2 or value.shape == values[0].shape:
             continue
-        if value.node in reached:
+        if value.node in dependent:
             raise ProbeError(
                 f"{type(inner).__name__} returns {describe_value(output)}, and number {index} is "
                 "computed from the first, which is read as logits and looks like features. Name "

@@ -180,6 +180,14 @@ class Recorder(TorchDispatchMode):
     def _value(self, tensor: Tensor, node: int) -> Traced:
         return Traced(node, tuple(tensor.shape), self._axes.get(tensor))
 
+    def computed_from(self, node: int) -> set[int]:
+        """A node, and all nodes whose values depend on it."""
+        found = {node}
+        for number, other in enumerate(self.nodes):
+            if not found.isdisjoint(other.parents):
+                found.add(number)
+        return found
+
     def value(self, tensor: Tensor) -> Optional[Traced]:
         """The value of a float tensor that comes from the input, else None."""
         node = self._storages.get(_address(tensor), (None, _STATIC))[1]

@@ -199,7 +199,7 @@ def _accepted(net: nn.Module, x: Inputs) -> Inputs:
         return x
     takes = f"{type(net).__name__}.forward takes {', '.join(names)}"
     other = ", ".join(f"'{name}'" for name in x if name not in known)
-    warnings.warn(f"{takes}, not {other}, which is left out.", UserWarning, stacklevel=4)
+    warnings.warn(f"{takes}, not {other}, which is left out.", stacklevel=4)
     return known
 
 
