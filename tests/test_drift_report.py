@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from nac_openood.analysis.data import ID_VAL
+from nac_openood.core.metrics import Interval
 from nac_openood.core.pvalues import PValues
+from nac_openood.detector.drift import Drift, DriftMonitor
 from nac_openood.report.drift import drift_report, evidence_figure
 from nac_openood.report.figures import svg_file
 from nac_openood.report.render import render_markdown, render_page
-
-SUMMARY = {"p_value": 0.0002, "p_scores": 0.0001, "p_classes": None, "auroc": (0.97, 0.95, 0.99)}
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +22,13 @@ def scores(even_readings):
     return even_readings.method_scores["NAC"]
 
 
-def report(scores, name, summary=SUMMARY, **more):
+def report(scores, name, p_value=0.0002, classes=((), ()), **more):
     p_values = PValues(scores[ID_VAL])(torch.from_numpy(scores[name])).numpy()
-    return drift_report(scores[ID_VAL], scores[name], p_values, summary, **more)
+    auroc = Interval(0.97, 0.95, 0.99)
+    tests = p_value, 0.0001, None, auroc
+    return drift_report(
+        Drift(*tests, scores[ID_VAL], scores[name], p_values, np.array(classes)), **more
+    )
 
 
 def test_the_page_shows_the_distributions_the_tests_and_the_samples(
@@ -63,9 +67,9 @@ def test_histograms_are_of_all_samples(scores):
     assert max(panel.inside) < 0.3 < textures.inside[0]
 
 
-def test_without_drift_and_with_the_least_that_is_known(scores):
+def test_without_drift_and_without_classes(scores):
     scores = {**scores, "test": np.append(scores["test"], np.nan)}
-    found = report(scores, "test", {"p_value": 0.4})
+    found = report(scores, "test", p_value=0.4)
     assert found.verdict.startswith("No sign of drift: these")
     assert [s.key for s in found.sections if s.blocks] == ["scores", "tests"]
     assert "overall p-value | 0.4 " in render_markdown(found)
@@ -82,9 +86,15 @@ def test_without_drift_and_with_the_least_that_is_known(scores):
     ],
 )
 def test_evidence_over_time(evidence, alarm, title):
-    inputs = [10 * (n + 1) for n in range(len(evidence))]
-    figure = evidence_figure(np.array(evidence, float), 2.0, inputs, alarm)
+    monitor = DriftMonitor(np.arange(9))
+    monitor.history = [(10 * n, float(value)) for n, value in enumerate(evidence, start=1)]
+    monitor.alarm_at = alarm
+    figure = evidence_figure(monitor)
     assert figure.title == title and figure.mark == alarm
+    assert figure.series[0].points == monitor.history
     assert [y for _, y in figure.series[1].points] == [2.0] * len(evidence)
     assert title == "No alarm" or f"(dotted: a{title[1:]})" in svg_file(figure)
-    assert evidence_figure(evidence, 2.0).series[0].points[-1] == (len(evidence), evidence[-1])
+
+
+def test_evidence_before_the_first_input():
+    assert len(evidence_figure(DriftMonitor(np.arange(9))).series[0].points) == 1

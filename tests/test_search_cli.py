@@ -80,9 +80,10 @@ def test_ood_validation_images_in_a_folder(project, tmp_path, capsys):
     assert run_with_network(project, *options) == 0
     printed = capsys.readouterr().out
     assert "against mine" in printed
-    assert "AUROC  OOD found    ID kept   guard  layer bins/O*/alpha/weight state" in printed
+    assert "AUROC  OOD found  ID kept  guard  layer bins/O*/alpha/weight state" in printed
     best = json.loads((tmp_path / "search.json").read_text())["ranking"][0]
-    assert f"{best['auroc']:8.2%}{best['fpr95']:11.2%}{best['fpr95_in']:11.2%}" in printed
+    (first,) = (line.split() for line in printed.splitlines() if line.split()[:1] == ["1"])
+    assert first[1:4] == [f"{best[name]:.2%}" for name in ("auroc", "fpr95", "fpr95_in")]
     assert "FPR@95 (OOD found): the share of ID samples rejected" in printed
     assert "FPR@95 (ID kept): the share of OOD samples accepted" in printed
     found, listed = ReadingSet.load(kept).ood_val, ReadingSet.load(project / "kept").ood_val

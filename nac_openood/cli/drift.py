@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Sequence
+from typing import TYPE_CHECKING
 
 from nac_openood.cli import inputs
 from nac_openood.cli.options import DETECTOR, command
 from nac_openood.cli.output import show, typed_command
 
 if TYPE_CHECKING:
-    from nac_openood.detector.detector import NACDetector
     from nac_openood.detector.drift import Drift
-    from nac_openood.report.render import Document
-    from nac_openood.sources.fitted import Prediction
 
 
 @command(
@@ -48,6 +45,7 @@ def drift_command(args: argparse.Namespace) -> int:
     """
     from nac_openood.detector.outcomes import checked_alpha
     from nac_openood.files import write_text
+    from nac_openood.report.drift import drift_report
     from nac_openood.report.render import render_page
     from nac_openood.sources import fitted
 
@@ -61,28 +59,18 @@ def drift_command(args: argparse.Namespace) -> int:
     found = fitted.drift_of(pipeline.detector, good, seed=args.seed)
     _show_drift(found, alpha)
     if args.out is not None:
-        write_text(args.out, render_page(_page(found, pipeline.detector, good, alpha)))
+        detector = pipeline.detector
+        page = drift_report(
+            found,
+            class_names=detector.classes_,
+            samples=[(each.path, each.p_value) for each in good],
+            alpha=alpha,
+            arch=detector.notes_.get("arch", type(detector.net).__name__),
+            command=typed_command(),
+        )
+        write_text(args.out, render_page(page))
         show(f"Written to {args.out}")
     return 0
-
-
-def _page(
-    found: Drift, detector: NACDetector, samples: Sequence[Prediction], alpha: float
-) -> Document:
-    from nac_openood.report.drift import drift_report
-
-    return drift_report(
-        found.reference,
-        found.scores,
-        found.p_values,
-        found._asdict(),
-        classes=tuple(found.classes) if found.classes.size else None,
-        class_names=detector.classes_,
-        samples=[(each.path, each.p_value) for each in samples],
-        alpha=alpha,
-        arch=detector.notes_.get("arch", type(detector.net).__name__),
-        command=typed_command(),
-    )
 
 
 def _show_drift(found: Drift, alpha: float) -> None:

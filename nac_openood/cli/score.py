@@ -10,7 +10,6 @@ import csv
 import hashlib
 import heapq
 import json
-import math
 import re
 import sys
 import unicodedata
@@ -27,7 +26,6 @@ from nac_openood.cli.output import print_error, results_stream
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
-    from nac_openood.detector.drift import DriftMonitor
     from nac_openood.sources.fitted import Pipeline, Prediction
 
 _FIRST = re.compile(rb"# nac-openood score, shard ([0-9]+)/([0-9]+) of ([0-9a-f]{16})\n")
@@ -121,24 +119,16 @@ def _score(args: argparse.Namespace, out: TextIO) -> None:
     if counts["bad"]:
         print_error(f"left out {counts['bad']} of {len(paths)} files, which cannot be read")
     if monitor is not None:
+        from nac_openood.files import write_text
+        from nac_openood.report.drift import evidence_figure
+        from nac_openood.report.figures import svg_file
+
         print_error(f"{args.monitor}: {monitor}")
-        _draw_evidence(monitor, f"{args.monitor}.svg")
+        with suppress(NACError):  # without matplotlib
+            write_text(f"{args.monitor}.svg", svg_file(evidence_figure(monitor)))
     if args.gallery:
         sizes = {"n_images": counts["in"] + counts["out"], "n_out": counts["out"]}
         _write_gallery(Path(args.gallery), suspects, pipeline, alpha=args.alpha, **sizes)
-
-
-def _draw_evidence(monitor: DriftMonitor, path: str) -> None:
-    """Write a figure of the evidence over time, if matplotlib is installed."""
-    from nac_openood.files import write_text
-    from nac_openood.report.drift import evidence_figure
-    from nac_openood.report.figures import svg_file
-
-    numbers, evidence = zip(*monitor.history or [(0, monitor.log10_evidence)])
-    limit = -math.log10(monitor.alpha)
-    with suppress(NACError):
-        figure = evidence_figure(evidence, limit, numbers, monitor.alarm_at)
-        write_text(path, svg_file(figure))
 
 
 def _printed(

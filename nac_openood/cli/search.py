@@ -187,7 +187,7 @@ def _result_text(result: SearchResult, about: Mapping[str, Any], advice: Advice)
     ]
     chosen: list[tuple[Any, ...]] = [("chosen", "bins", "O*", "alpha", "weight", "state")]
     for name in dict.fromkeys(point.layer for point in result.landscape):
-        row = ("", "", "", "", "left out")
+        row: tuple[Any, ...] = ("", "", "", "", "left out")
         if name in result.layers:
             c = result.layers[name]
             row = (c.n_bins, c.full_count, f"{c.steepness:g}", f"{c.weight:g}", c.state)
