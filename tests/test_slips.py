@@ -92,9 +92,8 @@ def test_a_network_that_takes_uint8_is_let(small_net, images, labels):
             return self.net(x.float() / 255)
 
     x = raw(images)
-    assert NACDetector(Normalized(), ["net.avgpool"], rule="nac").fit([(x, labels)]).score(
-        x
-    ).shape == (24,)
+    found = NACDetector(Normalized(), ["net.avgpool"], rule="nac").fit([(x, labels)])
+    assert found.score(x).shape == (24,)
 
 
 def test_samples_that_a_loader_leaves_out_are_not_fitted_on(small_net, images, labels):

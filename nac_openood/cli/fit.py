@@ -12,6 +12,7 @@ from nac_openood.cli.output import print_error, results_stream, show
 from nac_openood.errors import NACError
 
 if TYPE_CHECKING:
+    from nac_openood.core.rule import Rule
     from nac_openood.detector.checked_fit import FitReport
 
 #: A lower accuracy on training images is reported if the weights are your own and the transform is
@@ -115,19 +116,19 @@ def fit_command(args: argparse.Namespace) -> int:
     if found.doubt is not None and not args.force:
         raise NACError(f"{found.doubt} Nothing was written; --force writes the detector anyway.")
     detector.save(args.out)
-    how = "" if args.layers else " (found by running the network)"
-    layers = f"{', '.join(detector.layers)}{how}"
     power = measure_power(detector, loaders["val"], loaders["train"], alpha=alpha, seed=args.seed)
     shown = "not measured, which needs square images" if power is None else str(power)
     doubts = power.warnings if power else ()
-    _show_fit(found, detector.notes_, detector.rule, layers, args.out, shown, doubts)
-    own, known = path is not None and not path.startswith(PUBLISHED), found.train_accuracy
-    published = own and transform is not None and transform.text == AUTO
-    if published and known is not None and known < _UNSURE:
+    how = "" if args.layers else " (found by running the network)"
+    _show_fit(found, detector.notes_, detector._fitted(), args.out, shown, how, doubts)
+    own_weights = path is not None and not path.startswith(PUBLISHED)
+    published = own_weights and transform is not None and transform.text == AUTO
+    accuracy = found.train_accuracy
+    if published and accuracy is not None and accuracy < _UNSURE:
         print_error(
-            f"warning: the network is right on {known:.1%} of training samples, with the transform "
-            f"{transform}. Its accuracy should be that of its training: if it is not, pass "
-            "--transform."
+            f"warning: the network is right on {accuracy:.1%} of training samples, with the "
+            f"transform {transform}. Its accuracy should be that of its training: if it is not, "
+            "pass --transform."
         )
     # networks memorize training images
     low = "New images will look unusual more often than they should: pass others as --val."
@@ -142,20 +143,20 @@ def fit_command(args: argparse.Namespace) -> int:
 def _show_fit(
     report: FitReport,
     notes: Mapping[str, str],
-    rule: str,
-    layers: str,
+    rule: Rule,
     out: str,
     power: str,
+    how: str = "",
     warnings: Sequence[str] = (),
 ) -> None:
     """Print the report of a fit, and where the detector was written to."""
-    alarms, known = report.false_alarms, report.train_accuracy
-    trained = "" if known is None else f", {known:.1%} of training samples"
+    alarms, accuracy = report.false_alarms, report.train_accuracy
+    trained = "" if accuracy is None else f", {accuracy:.1%} of training samples"
     lines = {
         "network": f"{notes.get('arch', 'network')}, {report.n_classes} classes",
         "transform": notes.get("transform_origin") or "in the data's code",
-        "rule": rule,
-        "layers": layers,
+        "rule": rule.name,
+        "layers": f"{', '.join(rule.layers)}{how}",
         "fitted on": f"{report.n_fitted} training samples",
         "accuracy": f"{report.accuracy:.1%} of {report.n_val} validation samples{trained}",
         "threshold": f"out if score < {report.threshold:.6g}, that is p <= {report.alpha:g}",
@@ -219,9 +220,8 @@ def merge_command(args: argparse.Namespace) -> int:
         inputs.check_output(args, "out")
         fitted, report = merge_shards(paths)
         fitted.save(out)
-        layers = ", ".join(fitted.rule.layers)
         power = "not measured: merging does not run the network"
-        _show_fit(report, fitted.notes, fitted.rule.name, layers, out, power)
+        _show_fit(report, fitted.notes, fitted.rule, out, power)
     else:
         table = merge_tables(paths)  # checks everything before anything is written
         if out is None:

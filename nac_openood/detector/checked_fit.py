@@ -300,30 +300,32 @@ def _report(
             f"as few as {min(few)}: add training images of these classes."
         )
     right, threshold = int(np.trace(answers)), float(pvalues.limits[0])
+    accuracy = right / n_val
     chance = answers.sum(axis=1).max() / n_val
     reordered = int(answers[linear_sum_assignment(answers, maximize=True)].sum())
     if reordered - right > _BETTER * n_val:
         notes.append(
-            f"the network is right on {right / n_val:.1%} of validation samples, but would be on "
+            f"the network is right on {accuracy:.1%} of validation samples, but would be on "
             f"{reordered / n_val:.1%} if its classes had another order. Its classes and those of "
             "the data are probably numbered differently."
         )
     elif decisions.binomial_interval(right, n_val)[0] <= chance:
         notes.append(
-            f"the network is right on {right / n_val:.1%} of validation samples, no better than "
+            f"the network is right on {accuracy:.1%} of validation samples, no better than "
             f"chance ({chance:.1%}). Check the weights, the transform and the labels."
         )
     n_labelled = sum(counts)
-    known, doubt = None, None
+    train_accuracy, doubt = None, None
     if summary.n_right is not None and n_labelled:
-        known, new = summary.n_right / n_labelled, right / n_val
-        error = math.sqrt(known * (1 - known) / n_labelled + new * (1 - new) / n_val)
-        if known - new - 3 * error > _FAR_BELOW:
+        train_accuracy = summary.n_right / n_labelled
+        variances = (p * (1 - p) / n for p, n in ((train_accuracy, n_labelled), (accuracy, n_val)))
+        error = math.sqrt(sum(variances))
+        if train_accuracy - accuracy - 3 * error > _FAR_BELOW:
             doubt = (
-                f"the network is right on {new:.1%} of validation samples, far below the "
-                f"{known:.1%} of training samples (standard error of the difference: {error:.1%}). "
-                "Are both labeled alike, and made by the transform that the network was trained "
-                "with?"
+                f"the network is right on {accuracy:.1%} of validation samples, far below the "
+                f"{train_accuracy:.1%} of training samples (standard error of the difference: "
+                f"{error:.1%}). Are both labeled alike, and made by the transform that the network "
+                "was trained with?"
             )
             notes.append(doubt)
     if tested is not None:
@@ -340,16 +342,16 @@ def _report(
             )
     mistakes = _mistakes(rule.combine(scored.parts), label, prediction, threshold)
     return FitReport(
-        summary.n_samples, n_classes, right / n_val, n_val, alpha, threshold, alarms,
-        tuple(dict.fromkeys(notes)), known, mistakes, doubt,
+        summary.n_samples, n_classes, accuracy, n_val, alpha, threshold, alarms,
+        tuple(dict.fromkeys(notes)), train_accuracy, mistakes, doubt,
     )  # fmt: skip
 
 
 def _mistakes(
     score: Tensor, label: Tensor, prediction: Tensor, threshold: float
 ) -> Optional[Mistakes]:
-    known = (label >= 0) & score.isfinite()
-    right, wrong = (score[known & same] for same in (prediction == label, prediction != label))
+    usable = (label >= 0) & score.isfinite()
+    right, wrong = (score[usable & same] for same in (prediction == label, prediction != label))
     if not len(right) or not len(wrong):
         return None
     found = (wrong < threshold).double().mean()

@@ -602,7 +602,8 @@ class NACDetector:
             seed: of the permutations.
             progress: whether to show a progress bar; None shows one on a terminal.
         """
-        return dataset_drift(*self._score_all(loader, progress), seed=seed)
+        p_values, score, classes, _ = self._score_all(loader, progress)
+        return dataset_drift(p_values, score, classes, seed=seed)
 
     def monitor(self, alpha: float = 0.01, *, seed: int = 0) -> DriftMonitor:
         """Watch a stream of inputs: raise an alarm if they are unlike the calibration data.

@@ -72,7 +72,7 @@ def badge(out: bool) -> str:
     return f'<b style="color:{color}">{text}</b>'
 
 
-def bar(value: float, largest: float) -> str:
+def colored_bar(value: float, largest: float) -> str:
     """A bar as long as a number is large, relative to the largest, as HTML."""
     share, color = 100 * min(1.0, abs(value) / largest), _LOW if value < 0 else _HIGH
     inside = f"width:{share:.0f}%;height:10px;background:{color};border-radius:3px"

@@ -64,16 +64,13 @@ class Drift(NamedTuple):
         )
 
 
-def dataset_drift(
-    pvalues: PValues, scores: Tensor, classes: Tensor, p_values: Tensor, *, seed: int = 0
-) -> Drift:
+def dataset_drift(pvalues: PValues, scores: Tensor, classes: Tensor, *, seed: int = 0) -> Drift:
     """Test whether a dataset is like the calibration data.
 
     Args:
         pvalues: of a calibrated detector.
         scores: of the dataset, `[samples]`.
         classes: its predicted classes, int64 `[samples]`.
-        p_values: of the dataset, `[samples]`.
         seed: of the permutations.
     """
     reference, n = pvalues.scores, len(scores)
@@ -92,8 +89,8 @@ def dataset_drift(
         p_classes = _classes_test(counts, draw)
     p_value = p_scores if p_classes is None else min(1.0, 2 * min(p_scores, p_classes))
     auroc = _effect(reference, comparable)
-    arrays = [array.numpy() for array in (reference, scores, p_values)]
-    return Drift(p_value, p_scores, p_classes, auroc, arrays[0], arrays[1], arrays[2], counts)
+    arrays = reference.numpy(), scores.numpy(), pvalues(scores, classes).numpy()
+    return Drift(p_value, p_scores, p_classes, auroc, *arrays, counts)
 
 
 def _scores_test(reference: np.ndarray, scores: np.ndarray, draw: np.random.Generator) -> float:

@@ -166,7 +166,7 @@ class Explanation(NamedTuple):
         """A table beside a picture, with bars relative to `largest`, or to the longest of them."""
         largest = max([largest, *map(abs, self.contributions.values())]) or 1.0
         rows = [
-            (escape(name), adds, display.bar(float(adds), largest), least)
+            (escape(name), adds, display.colored_bar(float(adds), largest), least)
             for name, adds, least in self._rows()
         ]
         heads = ("part", "adds", "", "least covered neurons (how well)")

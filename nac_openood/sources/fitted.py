@@ -252,11 +252,9 @@ def selected(answers: Iterable[Prediction], fdr: float, pvalues: PValues) -> lis
 
 def drift_of(detector: NACDetector, found: Sequence[Prediction], *, seed: int = 0) -> Drift:
     """Test whether files are like the calibration data; see `NACDetector.drift`."""
-    score, classes, p_value = (
-        torch.tensor([getattr(each, name) for each in found], dtype=kind)
-        for name, kind in (("score", torch.float64), ("number", None), ("p_value", torch.float64))
-    )
-    return dataset_drift(detector._p_values(), score, classes, p_value, seed=seed)
+    score = torch.tensor([each.score for each in found], dtype=torch.float64)
+    classes = torch.tensor([each.number for each in found])
+    return dataset_drift(detector._p_values(), score, classes, seed=seed)
 
 
 def _judge_each(
