@@ -14,7 +14,7 @@ import atexit
 import os
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, Callable, ContextManager, Iterable, Iterator, Mapping, NamedTuple, TypeVar
+from typing import Any, Callable, ContextManager, Iterable, Iterator, NamedTuple, TypeVar
 
 from nac_openood.errors import NACError, error_text
 
@@ -162,7 +162,7 @@ def was_shared(error: BaseException) -> bool:
 
 
 def all_gather(step: str, value: Any, error: Exception | None = None) -> list[Any]:
-    """The values of all processes, in the order of their ranks; CPU tensors may be in them.
+    """The values of all processes, in the order of their ranks; tensors come back on the CPU.
 
     Args:
         step: name of the step. All processes must be at the same one.
@@ -178,7 +178,13 @@ def all_gather(step: str, value: Any, error: Exception | None = None) -> list[An
             raise error
         return [value]
     import torch.distributed as dist
+    from torch.utils._pytree import tree_map
 
+    def on_cpu(leaf: Any) -> Any:
+        return leaf.cpu() if hasattr(leaf, "cpu") else leaf
+
+    value, failure = _attempt(lambda: tree_map(on_cpu, value))  # a GPU's errors may come late
+    error = error or failure
     found: list[Any] = [None] * _world.size
     try:
         dist.all_gather_object(found, (step, value, None if error is None else error_text(error)))
@@ -228,37 +234,15 @@ def map_shared(step: str, own: Iterator[_T], work: Callable[[_T], _R]) -> Iterat
     Args:
         step: name of the step.
         own: the batches of this process: every `size`-th batch, starting at `rank`.
-        work: makes the result for a batch. Its tensors come back on the CPU if there are other
-            processes. An error in one process becomes an error in all of them.
+        work: makes the result for a batch. An error in one process becomes an error in all of
+            them.
     """
     if not _world.connected:
         yield from map(work, own)
         return
     while True:
-        done, error = _attempt(lambda: [_on_cpu(work(item)) for item in islice(own, 1)])
+        done, error = _attempt(lambda: [work(item) for item in islice(own, 1)])
         results = [result for part in all_gather(step, done, error) for result in part]
         yield from results
         if len(results) < _world.size:
             return
-
-
-def _on_cpu(value: Any) -> Any:
-    """Move tensors to the CPU, also those in dicts and tuples."""
-    from torch.utils._pytree import tree_map
-
-    return tree_map(lambda leaf: leaf.cpu() if hasattr(leaf, "cpu") else leaf, value)
-
-
-def all_sum(step: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Sum tensors over all processes by name, on the CPU, as int64 (float64 if they are floats).
-
-    A process without data passes no tensors.
-    """
-    import torch
-
-    sums: dict[str, Any] = {}
-    for part in all_gather(step, _on_cpu(dict(tensors))):
-        for name, tensor in part.items():
-            wide = tensor.to(torch.float64 if tensor.is_floating_point() else torch.int64)
-            sums[name] = sums[name] + wide if name in sums else wide
-    return sums

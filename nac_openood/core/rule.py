@@ -23,6 +23,8 @@ from nac_openood.errors import NACError, NotFittedError, first_line
 
 _BROKEN = "broken/"
 _R = TypeVar("_R", bound="Type[Rule]")
+#: What a rule was fitted on: tensors to add up, and tensors of single samples, by name.
+Shard = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,20 @@ class Rule:
     def set_kept_samples(self, shards: Sequence[Mapping[str, Tensor]]) -> None:
         """Replace the `kept_samples` by those of several shards, after `set_sums`."""
 
+    def shard(self) -> Shard:
+        """What was fitted: the `sums` and the `kept_samples`."""
+        return self.sums(), self.kept_samples()
+
+    def join(self, shards: Sequence[Shard]) -> None:
+        """Replace what was fitted by the total of shards, each from `shard` of a rule like this."""
+        total: dict[str, Tensor] = {}
+        for sums, _ in shards:
+            for name, value in sums.items():
+                wide = value.to(torch.promote_types(value.dtype, torch.int64))
+                total[name] = total[name] + wide.to(total[name].device) if name in total else wide
+        self.set_sums(total)
+        self.set_kept_samples([samples for _, samples in shards])
+
     def merge(self, other: Any) -> None:
         """Add what another rule of the same kind and settings was fitted on."""
         if self.layers != other.layers:
@@ -185,13 +201,7 @@ class Rule:
                 "cannot merge rules with different layers or settings: "
                 f"{self.layers} and {other.layers}."
             )
-        total = self.sums()
-        for name, value in other.sums().items():
-            own = total.get(name, torch.zeros_like(value))
-            total[name] = own + value.to(own.device, torch.promote_types(value.dtype, torch.int64))
-        samples = [self.kept_samples(), other.kept_samples()]
-        self.set_sums(total)
-        self.set_kept_samples(samples)
+        self.join([self.shard(), other.shard()])
 
     # -- files -----------------------------------------------------------------------------
 

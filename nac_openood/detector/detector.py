@@ -24,7 +24,7 @@ from nac_openood.detector.drift import Drift, DriftMonitor, dataset_drift
 from nac_openood.detector.outcomes import Explanation, Images, ScoredBatch, Scores, Verdicts
 from nac_openood.detector.readings import Reader, Readings, fit_rule, on_cpu
 from nac_openood.detector.store import SHAPE, FitSummary, StoredDetector
-from nac_openood.distributed import all_gather, all_sum, world
+from nac_openood.distributed import all_gather, world
 from nac_openood.errors import FileError, NACError, NotFittedError, ProbeError
 from nac_openood.files import PathLike
 from nac_openood.network.architectures import Layer
@@ -200,9 +200,7 @@ class NACDetector:
                 pass
         rule = rule or self._new_rule()  # in a process without a batch
         if world().connected:
-            samples = rule.kept_samples()
-            rule.set_sums(all_sum("counts", rule.sums()))
-            rule.set_kept_samples(all_gather("samples", samples))
+            rule.join(all_gather("counts", rule.shard()))
         rule.check()
         found, labels = map(torch.cat, zip(*answers)) if answers else (torch.empty(0),) * 2
         right = int((found.cpu() == labels).sum())  # one wait for the device, not one per batch
