@@ -164,12 +164,9 @@ def locked(target: PathLike) -> Iterator[None]:
         try:
             lock.acquire()
         except filelock.Timeout:
+            other = "another folder with `out`" if is_folder else "another file"
             raise FileError(
-                f"another command is running in {target}. Wait until it has ended, or choose "
-                "another folder with `out`."
-                if is_folder
-                else f"another command is using {target}. Wait until it has ended, or choose "
-                "another file."
+                f"another command is using {target}. Wait until it has ended, or choose {other}."
             ) from None
         except NotImplementedError:  # a file system without locks
             pass

@@ -48,7 +48,7 @@ def holder(tmp_path):
 def test_another_process_waits_until_the_first_is_dead(holder, tmp_path, capsys):
     out = tmp_path / "out"
     with (
-        pytest.raises(FileError, match="another command is running in .*out. Wait until"),
+        pytest.raises(FileError, match="another command is using .*out. Wait until"),
         locked(out),
     ):
         pass

@@ -140,7 +140,7 @@ class ArrayDetector:
 
 
 class _Stored(nn.Module):
-    """A network that returns the logits that it is given, and passes activations by its layers."""
+    """A network that returns the logits it is given; its layers return the given activations."""
 
     def __init__(self, layers: Sequence[str]) -> None:
         super().__init__()

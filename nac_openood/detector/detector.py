@@ -314,12 +314,12 @@ class NACDetector:
 
     def _warn_if_unlike(self, x: Any) -> None:
         """Warn once if a batch is far from what the rule was fitted on."""
-        known = None if self._warned else self._summary.inputs
-        what = known.unlike(x) if known else ""
-        if what:
+        fitted = None if self._warned else self._summary.inputs
+        how = fitted.unlike(x) if fitted else ""
+        if how:
             self._warned = True
             warnings.warn(
-                f"this batch is unlike the data that the detector was fitted on: {what}. If it is "
+                f"this batch is unlike the data that the detector was fitted on: {how}. If it is "
                 "normalized or resized in another way, its scores mean nothing.",
                 stacklevel=4,
             )

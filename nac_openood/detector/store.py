@@ -41,7 +41,7 @@ class FitSummary:
 
     `n_right` is the number that the network classified correctly, if `fit` has just counted it; a
     detector's file does not keep it. `inputs` is what the samples were like; None where that is
-    unknown. By `hashes` they are known again.
+    unknown. `hashes` identify the samples.
     """
 
     n_samples: int

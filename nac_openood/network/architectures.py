@@ -23,7 +23,7 @@ class Layer(NamedTuple):
         alias: the name for users. `{k}` stands for the number of a repeated block.
         path: dotted path of the module whose output is read.
         layout: how its output is laid out, one of `LAYOUTS`; None chooses by its dimensions and,
-            for tokens, by which of them the logits depend on (`token_layouts` of `auto.py`).
+            for tokens, by which of them the logits depend on (`token_layouts` in `probe.py`).
         also: other spellings of the alias.
     """
 

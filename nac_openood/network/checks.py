@@ -19,14 +19,14 @@ from nac_openood.network.replica import run_without_grad, unwrap
 
 #: Values between 0 and 1 that are needed to take them for the output of a sigmoid.
 _ENOUGH_VALUES = 64
-#: Positions of an input that are looked at, samples of a batch that is scored, and how many of
-#: these are needed to judge mean and spread.
+#: How many positions of an input are used, how many samples of a batch that is scored, and how many
+#: samples it takes to compare mean and spread.
 _POSITIONS, _SAMPLES, _ENOUGH_SAMPLES = 1024, 16, 8
 #: A spread may be this many times another, a mean this many spreads away, a range this much
 #: narrower.
 _RATIO, _DISTANCE, _NARROW = 3.5, 2.5, 50
-#: So many samples of a fit are known again: those with the smallest hashes.
-_KNOWN = 1000
+#: How many samples of a fit can be recognized later: those with the smallest hashes.
+_MOST_HASHES = 1000
 #: Sums are kept in units of this, so that they do not depend on the order of the samples.
 _UNIT = 2.0**-20
 
@@ -66,7 +66,7 @@ def check_outputs(net: nn.Module, x: Any) -> None:
 
 
 def doubtful_logits(logits: Tensor) -> str:
-    """Why logits `[batch, classes]` of a network are probably none; "" if nothing speaks for it."""
+    """Why `[batch, classes]` that a network returned are probably not logits; "" if they may be."""
     one = logits.shape[1] == 2 and not bool(logits[:, 0].any())  # the network returned one logit
     z = (logits[:, 1:] if one else logits).detach().float()
     low, high = float(z.min()), float(z.max())
@@ -88,7 +88,7 @@ def unstable(net: nn.Module, x: Any, layers: Mapping[str, Layer], *, draws: bool
 
     Args:
         net: the network.
-        x: a batch; three samples are used, once more, and in other company.
+        x: a batch; three samples are passed twice, and then with other samples beside them.
         layers: what to read, by name.
         draws: whether the network is known to draw random numbers.
     """
@@ -129,7 +129,7 @@ def _differ(one: Tensor, other: Tensor) -> bool:
 
 
 def sample_hashes(x: Any) -> list[int]:
-    """A number for each sample of a batch by which it is known again; none on a GPU."""
+    """A hash of each sample of a batch, to recognize it later; empty on a GPU."""
     found: list[int] = []
     for tensor in tensors_in(x):
         if tensor.device.type != "cpu":  # reading a GPU would make it wait
@@ -143,7 +143,7 @@ def sample_hashes(x: Any) -> list[int]:
 
 def kept_hashes(*hashes: Iterable[int]) -> tuple[int, ...]:
     """The smallest of these numbers: a random selection that does not depend on their order."""
-    return tuple(sorted(set().union(*hashes))[:_KNOWN])
+    return tuple(sorted(set().union(*hashes))[:_MOST_HASHES])
 
 
 def counted_before(hashes: Sequence[int], kept: Sequence[int]) -> str:
@@ -153,7 +153,7 @@ def counted_before(hashes: Sequence[int], kept: Sequence[int]) -> str:
         hashes: of the samples.
         kept: of the samples of the fit, from `kept_hashes`.
     """
-    if len(kept) == _KNOWN:  # perhaps the fit had more of them
+    if len(kept) == _MOST_HASHES:  # the fit may have had more samples
         hashes = [number for number in hashes if number <= kept[-1]]
     n = len(set(kept).intersection(hashes))
     return f"{n} of {len(hashes)}" if n > max(1, min(9, len(hashes) // 100)) else ""

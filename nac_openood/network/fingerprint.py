@@ -79,14 +79,14 @@ def identity(net: nn.Module) -> str:
 
 
 class Watch:
-    """Notices that a network has changed since it was first looked at.
+    """Notices that a network has changed since this object was made.
 
     A network that was moved to another device or put in train mode, which passes do not use, has
     not changed. Values that were written through `.data` are noticed if one of them is the sample
     that is kept of each tensor on the CPU, or by a `certain` comparison.
 
     Attributes:
-        fingerprint: of the network at first.
+        fingerprint: of the network when this object was made.
     """
 
     def __init__(self, net: nn.Module) -> None:

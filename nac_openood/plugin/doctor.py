@@ -13,11 +13,11 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Iterable, Iterator, NamedTuple, Union
+from typing import Any, Iterable, Iterator, NamedTuple
 
+from nac_openood.files import PathLike
 from nac_openood.plugin.source import find_openood
 
-_Folder = Union[str, Path]
 OK, MISSING, WARNING = "ok", "missing", "warning"
 _PYTHON = Path(sys.executable).name or "python"
 _PIP = f"{_PYTHON} -m pip install"
@@ -63,7 +63,7 @@ class Check(NamedTuple):
 
 
 def examine(
-    *, data_root: _Folder = "./data", results_root: _Folder = "./results", deep: bool = False
+    *, data_root: PathLike = "./data", results_root: PathLike = "./results", deep: bool = False
 ) -> list[Check]:
     """Check everything that NAC inside OpenOOD needs.
 
@@ -123,7 +123,7 @@ def examine_import() -> Check:
     return _check("import of OpenOOD", works, lines[-1], fix)
 
 
-def examine_data(data_root: _Folder) -> Iterator[Check]:
+def examine_data(data_root: PathLike) -> Iterator[Check]:
     """The data folders. OpenOOD downloads a missing one, many gigabytes, without asking."""
     for name in ("benchmark_imglist", "images_classic", "images_largescale"):
         folder = Path(data_root) / name
@@ -137,7 +137,7 @@ def examine_data(data_root: _Folder) -> Iterator[Check]:
         yield _check(f"data: {name}", found, detail, fix, status)
 
 
-def examine_checkpoints(results_root: _Folder) -> Check:
+def examine_checkpoints(results_root: PathLike) -> Check:
     """Checkpoints in the layout that OpenOOD's evaluation script reads."""
     runs = sorted({path.parent.parent.name for path in Path(results_root).glob("*/s*/best.ckpt")})
     # the script wants a folder for data as well, though it does not use it here

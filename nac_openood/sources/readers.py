@@ -6,25 +6,24 @@ import csv
 import hashlib
 import re
 from pathlib import Path
-from typing import Any, Iterable, Optional, Sequence, Union
+from typing import Any, Iterable, Optional, Sequence
 
 import numpy as np
 from torch.utils.data import Subset
 
 from nac_openood.errors import NACError, some, why_unreadable
-from nac_openood.files import entries, read_text
+from nac_openood.files import PathLike, entries, read_text
 from nac_openood.sources.images import Transform, sample_names
 from nac_openood.sources.samples import SampleList
 from nac_openood.sources.transforms import square_settings, takes_text
 
-PathOrText = Union[str, Path]
 #: Larger labels are mistyped; without a limit, each would make a list of that many names.
 _MOST_CLASSES = 10**6
 _HELD_OUT = 0.2
 
 
 def labelled_samples(
-    path: PathOrText,
+    path: PathLike,
     transform: Any,
     classes: Optional[Sequence[str]] = None,
     network_classes: Sequence[str] = (),
@@ -69,7 +68,7 @@ def labelled_samples(
     return data
 
 
-def unlabelled_samples(path: PathOrText, transform: Any) -> SampleList:
+def unlabelled_samples(path: PathLike, transform: Any) -> SampleList:
     """Read the images of a folder and its subfolders, or a CSV file with a column path or text."""
     return _read(Path(path), transform, labelled=False)[0]
 
@@ -102,7 +101,7 @@ def listed_images(list_file: Path, root: Path, transform: Transform) -> SampleLi
     return SampleList(names, labels, transform, str(list_file), root=root)
 
 
-def _is_csv(path: PathOrText) -> bool:
+def _is_csv(path: PathLike) -> bool:
     return Path(path).suffix.lower() == ".csv"
 
 
@@ -148,7 +147,7 @@ def _read_csv(path: Path, transform: Any, labelled: bool) -> tuple[SampleList, l
 
 
 def read_domain(
-    path: PathOrText, classes: Optional[Sequence[str]] = None, transform: Optional[Transform] = None
+    path: PathLike, classes: Optional[Sequence[str]] = None, transform: Optional[Transform] = None
 ) -> SampleList:
     """The images of one domain, sorted by class and path.
 
@@ -172,7 +171,7 @@ def read_domain(
     return data
 
 
-def domain_folders(root: PathOrText) -> dict[str, Path]:
+def domain_folders(root: PathLike) -> dict[str, Path]:
     """The folder of each domain in a dataset such as `PACS`, sorted by name."""
     folders = {p.name: p for p in entries(root) if p.is_dir() and not p.name.startswith(".")}
     if not folders:
@@ -180,7 +179,7 @@ def domain_folders(root: PathOrText) -> dict[str, Path]:
     return folders
 
 
-def domain_classes(folders: Iterable[PathOrText]) -> tuple[str, ...]:
+def domain_classes(folders: Iterable[PathLike]) -> tuple[str, ...]:
     """The names of all classes that occur in any of the domains, sorted."""
     found = (_read(Path(folder), None, labelled=True)[1] for folder in folders)
     return tuple(sorted(set().union(*found)))

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Subset
 from nac_openood.core.layer_config import refuse_unknown
 from nac_openood.detector.batches import loader_like
 from nac_openood.errors import NACError
+from nac_openood.files import PathLike
 from nac_openood.sources import readers
 from nac_openood.sources.code import call_code, is_code
 from nac_openood.sources.images import Transform
@@ -72,10 +73,10 @@ class Datasets:
 
 
 def own_sets(
-    train: readers.PathOrText,
+    train: PathLike,
     *,
-    val: Optional[readers.PathOrText] = None,
-    test: Optional[readers.PathOrText] = None,
+    val: Optional[PathLike] = None,
+    test: Optional[PathLike] = None,
     near: Sequence[str] = (),
     far: Sequence[str] = (),
     ood_val: Optional[str] = None,
