@@ -25,6 +25,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Name files of the repository that are not on the site, instead of links to them."""
     link = r"\[([^]]+)\]\((?:\.\./)+((?:benchmarks|notebooks|scripts)/[^)#]+)[^)]*\)"
+    markdown = re.sub(link.replace("[^]]+", r"[\w/]+\.md"), r"`\2` in the repository", markdown)
+    markdown = re.sub(rf"\({link}\)", r"(\1: `\2` in the repository)", markdown)
     return re.sub(link, r"\1 (`\2` in the repository)", markdown)
 
 
