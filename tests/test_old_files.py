@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import same_fit
 
 from nac_openood import NACDetector, Ranking, Readings, read_config
@@ -50,6 +51,16 @@ def test_detectors_score_as_they_did(old, name, capsys):
     with approximate if name == "plus" else nullcontext():
         assert main(["score", "--detector", f"{name}.nac", *network, "images"]) == 0
     assert_same(rows(capsys.readouterr().out), rows(Path(f"{name}.csv").read_text()))
+
+
+def test_nac_plus_2_without_weights_scores_as_it_did(old):
+    """A file of commit 16ce188: no distance of the head's input, early parts counted in full."""
+    net = load_checkpoint(build("net.py:make", 4), "net.pt").eval()
+    detector = NACDetector.load(OLD.parent / "plus2" / "plus.nac", net)
+    images = torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    wanted = json.loads((OLD.parent / "plus2" / "scores.json").read_text())
+    assert detector.score(images).tolist() == pytest.approx(wanted["scores"], rel=1e-5)
+    assert detector.p_value(images).tolist() == pytest.approx(wanted["p"])
 
 
 def test_what_old_detectors_guarantee(old):

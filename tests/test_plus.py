@@ -7,11 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import spearmanr
 from test_fusion import oracle_p, own_p
 
 from nac_openood import NACError
 from nac_openood.core import plus, plus_layer
-from nac_openood.core.fusion import ALIGNMENT, DISTANCE, LATE, LOGITS, TOWARDS
+from nac_openood.core.fusion import ALIGNMENT, DISTANCE, LATE, LOGITS, TOWARDS, Fusion
 from nac_openood.core.layer_config import LayoutConfig
 from nac_openood.core.plus import MAX_SAMPLES, HeldOut, NACPlus, NACPlus1, distance_of, gen
 from nac_openood.core.plus_layer import N_CELLS, Gaussian, Moments, cell_edges, cell_index
@@ -261,10 +262,29 @@ def test_alignment_literally():
     logs = rule.fusion().evidence(parts)
     expected = np.log(oracle_p(others.numpy(), aligned.numpy()))
     assert np.allclose(logs[ALIGNMENT], expected)
-    assert rule.settings()["version"] == 2 and LATE in logs
+    assert rule.settings()["version"] == 3 and LATE in logs
     added = rule.contributions(parts)
     assert set(added) == {"a", "b", "logits"}
     assert torch.allclose(sum(added.values()), rule.score(x), atol=1e-8)
+
+
+def test_parts_are_weighted_by_how_they_agree_with_gen():
+    rule, x = with_head(), samples(30, 5)
+    rule.calibrate(map(rule.parts, [samples(100, 7)]))
+    fusion, names = rule.fusion(), ["a", distance_of("a"), DISTANCE]
+    held = {**fusion.calibration, DISTANCE: -fusion.calibration[DISTANCE]}
+    n = len(held[LOGITS])
+    found = [spearmanr(held[name], held[LOGITS]).statistic for name in names]
+    a, far, head = (max(0.0, rho - 2 / (n - 1) ** 0.5) for rho in found)
+    assert [fusion.weights[name] for name in names] == pytest.approx([1 - a, 1 - far, head])
+    held[LOGITS] = held[DISTANCE].square().neg()  # now confident samples are close to the mean
+    again = Fusion({**fusion.calibration, LOGITS: held[LOGITS]}, logit_weight=2.0, softness=0.2)
+    full = 1 - 2 / (n - 1) ** 0.5
+    assert again.weights[DISTANCE] == pytest.approx(full)
+    parts = {**rule.parts(x), LOGITS: -rule.parts(x)[DISTANCE].square()}
+    late = again.evidence(parts)
+    expected = full * np.log(oracle_p(held[DISTANCE].numpy(), -parts[DISTANCE].numpy()))
+    assert np.allclose(late[DISTANCE], expected)
 
 
 def test_with_a_linear_head_it_is_a_cosine_of_whitened_features(monkeypatch):

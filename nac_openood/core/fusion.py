@@ -18,8 +18,8 @@ from torch import Tensor
 from nac_openood.core.reading import DeviceTensors, double
 from nac_openood.errors import NACError
 
-#: Among the parts of a score, the names of the logits and, of NAC+ 2, of the two that the alignment
-#: is made of: the largest logit relative to its mean, and the distance of the head's input.
+#: Among the parts of a score, the names of the logits and, of NAC+ 2, of the largest logit relative
+#: to its mean and of the distance of the head's input, which make the alignment.
 LOGITS, TOWARDS, DISTANCE = "logits", "towards a class", "head distance"
 #: The names of the alignment, and of the sums of the late parts and of the early ones.
 ALIGNMENT, LATE, EARLY = "alignment", "late", "early"
@@ -115,9 +115,14 @@ class Fusion:
     """Turns the parts of a score into p-values against calibration data, and fuses them.
 
     `early` is the sum of the log p-values of all parts of the early layers, calibrated once more,
-    and `late` that of GEN and the alignment. `score = w log p(late) - log(1 + s / p(early))`. Where
-    the early layers find a sample unusual, `p(early)` below `s`, they count in full; above that,
-    hardly at all.
+    and `late` that of GEN, the alignment and the distance of the head's input.
+    `score = w log p(late) - log(1 + s / p(early))`. Where the early layers find a sample unusual,
+    `p(early)` below `s`, they count in full; above that, hardly at all.
+
+    Two kinds of parts are weighted by `agreement` with GEN on the calibration data: the distance of
+    the head's input by it, because where confident samples are far from the mean, as in most
+    convolutional networks, a large distance is no sign of OOD data; early parts by 1 less it,
+    because what the logits say must not count twice.
 
     Args:
         calibration: the parts of held-out in-distribution data by name, `[samples]` each. These
@@ -125,10 +130,16 @@ class Fusion:
             of, as in NAC+ 1, `late` is GEN.
         logit_weight: the weight `w` of the late parts.
         softness: the p-value `s` below which the early layers count.
+        weighted: false for NAC+ 1, and for early files of NAC+ 2, which used no such distance.
     """
 
     def __init__(
-        self, calibration: Mapping[str, Tensor], *, logit_weight: float, softness: float
+        self,
+        calibration: Mapping[str, Tensor],
+        *,
+        logit_weight: float,
+        softness: float,
+        weighted: bool = True,
     ) -> None:
         self.calibration = {
             name: double(part).cpu().contiguous() for name, part in calibration.items()
@@ -136,15 +147,22 @@ class Fusion:
         self.logit_weight, self.softness = logit_weight, softness
         distance = self.calibration.get(DISTANCE)
         self._usual = None if distance is None else float(distance.median())
+        self._weighted = weighted and distance is not None
         used = self.used(self.calibration)
+        #: The weight of each part that does not count in full.
+        self.weights: dict[str, float] = {}
+        if self._weighted:
+            shared = {name: agreement(part, used[LOGITS]) for name, part in used.items()}
+            self.weights = {name: 1.0 - shared[name] for name in _early_parts(used)}
+            self.weights[DISTANCE] = shared[DISTANCE]
         self._estimates = {name: TailEstimate(part) for name, part in used.items()}
-        left_out = {name: estimate.left_out() for name, estimate in self._estimates.items()}
+        left_out = self._weigh({name: e.left_out() for name, e in self._estimates.items()})
         self._early = TailEstimate(_total(_early_parts(left_out)))
         late = _late_parts(left_out)
         self._late = TailEstimate(_total(late)) if len(late) > 1 else None
 
     def used(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The parts with the alignment in place of what it is made of.
+        """The parts that are fused, with the alignment in place of what it is made of.
 
         A sample that is closer to the mean than most is not the more aligned for that: it may just
         lack everything that the network looks for.
@@ -153,11 +171,17 @@ class Fusion:
         if self._usual is not None:
             length = (parts[DISTANCE].square() + self._usual**2).sqrt().clamp(min=1e-12)
             used[ALIGNMENT] = parts[TOWARDS] / length
+        if self._weighted:
+            used[DISTANCE] = -parts[DISTANCE]
         return used
 
+    def _weigh(self, logs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: self.weights.get(name, 1.0) * log for name, log in logs.items()}
+
     def evidence(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Log p-values of every part, and of the sums under `EARLY` and `LATE`."""
-        logs = {name: self._estimates[name].log(part) for name, part in self.used(parts).items()}
+        """Weighted log p-values of the parts, and those of their sums under `EARLY` and `LATE`."""
+        used = self.used(parts)
+        logs = self._weigh({name: self._estimates[name].log(part) for name, part in used.items()})
         late = logs[LOGITS] if self._late is None else self._late.log(_total(_late_parts(logs)))
         return {**logs, EARLY: self._early.log(_total(_early_parts(logs))), LATE: late}
 
@@ -182,6 +206,24 @@ class Fusion:
         return -torch.log1p(self.softness * torch.exp(-early))
 
 
+def agreement(part: Tensor, logits: Tensor) -> float:
+    """How far a part orders ID samples as GEN does, from 0 to 1.
+
+    Spearman's rank correlation less two standard errors: with few samples, it is mostly chance.
+    """
+    first, second = _centered_ranks(part), _centered_ranks(logits)
+    length = float(first.norm() * second.norm())
+    correlation = float(first @ second) / length if length else 0.0
+    return max(0.0, correlation - 2 / math.sqrt(len(part) - 1))
+
+
+def _centered_ranks(x: Tensor) -> Tensor:
+    """Ranks times two, the mean of all ranks where values tie, less the mean: whole numbers."""
+    ordered = x.sort().values
+    ranks = torch.searchsorted(ordered, x) + torch.searchsorted(ordered, x, right=True)
+    return ranks.double() - len(x)
+
+
 def _total(logs: Mapping[str, Tensor]) -> Tensor:
     return reduce(torch.add, logs.values())
 
@@ -197,9 +239,9 @@ def _shared(total: Tensor, logs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _early_parts(logs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The early parts, sorted: their sum must not depend on the order in a file."""
-    others = (LOGITS, ALIGNMENT, EARLY, LATE)
+    others = (LOGITS, ALIGNMENT, DISTANCE, EARLY, LATE)
     return {name: logs[name] for name in sorted(logs) if name not in others}
 
 
 def _late_parts(logs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: logs[name] for name in (LOGITS, ALIGNMENT) if name in logs}
+    return {name: logs[name] for name in (LOGITS, ALIGNMENT, DISTANCE) if name in logs}

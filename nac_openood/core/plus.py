@@ -75,6 +75,7 @@ class NACPlus(Rule):
         self.head: Optional[HeadEvidence] = None
         self.logit_weight = finite_number("logit_weight", logit_weight, _MAX_WEIGHT)
         self.softness = finite_number("softness", softness, 1.0)
+        self._version = 3 if heads else 1
         self.calibrated = False
         self.evidence: dict[str, LayerEvidence] = {}
         self.held_out = HeldOut()
@@ -158,7 +159,12 @@ class NACPlus(Rule):
         return self._fusion.score({name: part[0::2] for name, part in parts.items()})
 
     def _new_fusion(self, calibration: Mapping[str, Tensor]) -> Fusion:
-        return Fusion(calibration, logit_weight=self.logit_weight, softness=self.softness)
+        return Fusion(
+            calibration,
+            logit_weight=self.logit_weight,
+            softness=self.softness,
+            weighted=self._version > 2,
+        )
 
     def fusion(self) -> Fusion:
         """The fitted `Fusion`; without `calibrate`, it uses held-out training samples and warns."""
@@ -226,12 +232,12 @@ class NACPlus(Rule):
         return self.fusion().score(parts)
 
     def contributions(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """How much the logits, each early layer and, by the alignment, the head's input add."""
+        """How much the logits, each early layer and the head's input add."""
         added = self.fusion().contributions(parts)
         layers = {name: added[name] + added.get(distance_of(name), 0.0) for name in self.early}
         if self.head_input is not None:  # nothing if it is too wide for a distance
             zeros = torch.zeros_like(added[LOGITS])
-            layers[self.head_input] = added.get(ALIGNMENT, zeros)
+            layers[self.head_input] = added.get(ALIGNMENT, zeros) + added.get(DISTANCE, zeros)
         return {**layers, LOGITS: added[LOGITS]}
 
     def neurons(self, readings: Mapping[str, Reading]) -> dict[str, Tensor]:
@@ -288,7 +294,7 @@ class NACPlus(Rule):
         """The settings of the rule and of its layers."""
         return {
             **super().settings(),
-            "version": 1 if self.head_input is None else 2,
+            "version": self._version,
             "logit_weight": self.logit_weight,
             "softness": self.softness,
             "calibrated": self.calibrated,
@@ -299,6 +305,7 @@ class NACPlus(Rule):
         """Restore a rule from its `settings` and `tensors`."""
         layers = stored_layers(settings, LayoutConfig)
         rule = cls(layers, logit_weight=settings["logit_weight"], softness=settings["softness"])
+        rule._version = settings.get("version", 1)  # 2 were NAC+ 2 without weights
         for name in rule.early:
             rule.evidence[name] = LayerEvidence.restore(_with_prefix(f"layer/{name}/", tensors))
         head = _with_prefix(f"layer/{rule.head_input}/", tensors)
