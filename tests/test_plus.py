@@ -275,11 +275,11 @@ def test_parts_are_weighted_by_how_they_agree_with_gen():
     held = {**fusion.calibration, DISTANCE: -fusion.calibration[DISTANCE]}
     n = len(held[LOGITS])
     found = [spearmanr(held[name], held[LOGITS]).statistic for name in names]
-    a, far, head = (max(0.0, rho - 2 / (n - 1) ** 0.5) for rho in found)
+    a, far, head = (max(0.0, rho - 2 / (n - 1) ** 0.5) ** 2 for rho in found)
     assert [fusion.weights[name] for name in names] == pytest.approx([1 - a, 1 - far, head])
     held[LOGITS] = held[DISTANCE].square().neg()  # now confident samples are close to the mean
     again = Fusion({**fusion.calibration, LOGITS: held[LOGITS]}, logit_weight=2.0, softness=0.2)
-    full = 1 - 2 / (n - 1) ** 0.5
+    full = (1 - 2 / (n - 1) ** 0.5) ** 2
     assert again.weights[DISTANCE] == pytest.approx(full)
     parts = {**rule.parts(x), LOGITS: -rule.parts(x)[DISTANCE].square()}
     late = again.evidence(parts)

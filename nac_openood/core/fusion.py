@@ -209,12 +209,13 @@ class Fusion:
 def agreement(part: Tensor, logits: Tensor) -> float:
     """How far a part orders ID samples as GEN does, from 0 to 1.
 
-    Spearman's rank correlation less two standard errors: with few samples, it is mostly chance.
+    The square of Spearman's rank correlation, less two standard errors of it: with few samples, a
+    correlation is mostly chance. A negative one counts as none.
     """
     first, second = _centered_ranks(part), _centered_ranks(logits)
     length = float(first.norm() * second.norm())
     correlation = float(first @ second) / length if length else 0.0
-    return max(0.0, correlation - 2 / math.sqrt(len(part) - 1))
+    return max(0.0, correlation - 2 / math.sqrt(len(part) - 1)) ** 2
 
 
 def _centered_ranks(x: Tensor) -> Tensor:

@@ -156,8 +156,6 @@ def fit_weiper(
     perturbation_distance: float,
     n_bins: int,
     smoothing: Sequence[int],
-    lambda_1: float,
-    lambda_2: float,
 ) -> FittedMethod:
     """How far the histograms of a sample's features and perturbed logits are from the mean ones.
 
@@ -194,13 +192,18 @@ def fit_weiper(
     found = [list(map(histograms, spaces(part.to(weight)), ends)) for part in parts]
     usual = [sum(each.sum(dim=0) for each in column) / len(values) for column in zip(*found)]
 
-    def score(features: Tensor, logits: Tensor) -> Tensor:
-        both = spaces(features.to(weight))
-        of_features, of_logits = map(unlike, map(histograms, both, ends), usual, _EPS, smoothing)
-        sure = both[1].unflatten(1, (n_repeats, -1)).softmax(dim=2).amax(dim=2).mean(dim=1)
-        return lambda_2 * sure - of_features - lambda_1 * of_logits
+    def use(lambda_1: float, lambda_2: float) -> ScoreFunction:
+        def score(features: Tensor, logits: Tensor) -> Tensor:
+            both = spaces(features.to(weight))
+            of_features, of_logits = map(
+                unlike, map(histograms, both, ends), usual, _EPS, smoothing
+            )
+            sure = both[1].unflatten(1, (n_repeats, -1)).softmax(dim=2).amax(dim=2).mean(dim=1)
+            return lambda_2 * sure - of_features - lambda_1 * of_logits
 
-    return lambda: score
+        return score
+
+    return use
 
 
 # ---- Mahalanobis++: features of unit length
