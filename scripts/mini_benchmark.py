@@ -2,18 +2,16 @@
 
     OPENOOD_SRC=OpenOOD python scripts/mini_benchmark.py --data-root DIR --checkpoint DIR --out DIR
 
-Methods that are not slow run on every image; the slow ones, with default hyperparameters, on every
-fifth, or every tenth with `--thin 10`, as for the page in the docs (a search of AdaSCALE's runs the
-network 144 times per validation image). Each result is
-stored: after an interruption the script continues; when everything is done it only writes the page.
+The slow methods use their default hyperparameters (a search of AdaSCALE's runs the network 144
+times per validation image). Each result is stored: after an interruption the script continues; when
+everything is done it only writes the page.
 
 `--recorded FILE ...` adds other networks, of which a pass was recorded. A file holds a dict, by
 `torch.save`: `title`, `about`, `weight` and `bias` of the head, and `sets`: "train", "id_val",
 "test", "near/NAME" and "far/NAME", each with `early` (the means of the layers that NAC+ reads, a
 list of `[samples, neurons]`), `feature` (the input of the head) and `label` (-1: unknown).
 
-`--again nac_plus` forgets the stored results of a method first, e.g. because its code has changed;
-`--keep-slow` leaves the section on slow methods as it is.
+`--again nac_plus` forgets the stored results of a method first, e.g. because its code has changed.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import shutil
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Optional, Sequence
+from typing import Any, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -64,9 +62,7 @@ detectors or, for later methods than the paper's, this package's functions
 FPR@95 by both conventions (OOD found, as in OpenOOD; ID kept), see
 [compare.md](compare.md#what-is-measured). For times see `benchmarks/`.
 
-The second table has the slow methods, and some others for comparison, with default hyperparameters
-and OpenOOD's postprocessors only. It thins every list, those of training and validation images too:
-methods that learn much from training images do far worse than in the first.
+The second table has the slow methods, and some others for comparison, with default hyperparameters.
 """
 _OTHERS = """
 ## Other networks
@@ -89,30 +85,12 @@ _SECTION = """
 """
 
 
-def thinned(data_root: Path, target: Path, step: int) -> Path:
-    """A data root with every `step`-th line of each list and a link to the images."""
-    lists = target / "benchmark_imglist" / "cifar10"
-    lists.mkdir(parents=True, exist_ok=True)
-    for path in (data_root / "benchmark_imglist" / "cifar10").glob("*.txt"):
-        lines = path.read_text().splitlines(keepends=True)
-        files.write_text(lists / path.name, "".join(lines[::step]))
-    images = target / "images_classic"
-    if not images.exists():
-        images.symlink_to((data_root / images.name).resolve())
-    return target
-
-
 def run(
-    args: argparse.Namespace,
-    backend: str,
-    data_root: Path,
-    out: Path,
-    methods: list[str],
-    *more: str,
+    args: argparse.Namespace, backend: str, out: Path, methods: list[str], *more: str
 ) -> Results:
     code = command(
         ["compare", "--id-data", "cifar10", "--arch", "resnet18_32x32", "--backend", backend,
-         "--data-root", str(data_root), "--checkpoint", args.checkpoint, "--out", str(out),
+         "--data-root", args.data_root, "--checkpoint", args.checkpoint, "--out", str(out),
          "--methods", *methods, *more]
     )  # fmt: skip
     if code not in (0, 2):
@@ -130,22 +108,21 @@ def forget(out: Path, methods: Sequence[str]) -> None:
 def section(
     args: argparse.Namespace,
     title: str,
-    data_root: Path,
     methods: list[str],
-    backends: Sequence[str],
     *more: str,
+    known: Sequence[Results] = (),
 ) -> tuple[str, Results]:
-    """A table of the backends, and the rank of our methods; the results of the first one."""
-    place = Path(args.out) / title.split(",")[0].replace(" ", "-").lower()
+    """A table of both backends, and the rank of our methods; the results of OpenOOD's."""
     found: list[Results] = []
-    for backend in backends:
-        out = place / f"by-{backend}"
+    for backend in (OPENOOD, PYTORCH_OOD):
+        out = Path(args.out) / title.replace(" ", "-").lower() / f"by-{backend}"
         forget(out, args.again)
-        for source in found[0].folder.glob("runs/*/*") if found else ():
-            if source.name in ("features", *_rules()):  # these need no backend
-                target = out / source.relative_to(found[0].folder)
-                shutil.copytree(source, target, dirs_exist_ok=True)
-        found.append(run(args, backend, data_root, out, methods, *more))
+        for other in [*known, *found][:1]:
+            for source in other.folder.glob("runs/*/*"):
+                if source.name in ("features", *_rules()):  # these need no backend
+                    target = out / source.relative_to(other.folder)
+                    shutil.copytree(source, target, dirs_exist_ok=True)
+        found.append(run(args, backend, out, methods, *more))
     first = found[0]
     args.accuracy = args.accuracy or first.runs[0].accuracy
     head = _SECTION.format(
@@ -153,10 +130,10 @@ def section(
         images=sum(s.images for s in first.sets),
         verdict=verdict(Ranked(first)),
     )
-    return head + table(first, *found[1:]), first
+    return head + table(*found), first
 
 
-def table(first: Results, second: Optional[Results] = None) -> str:
+def table(first: Results, second: Results) -> str:
     """A row per method in the order of the first results, with the second beside them."""
     lines = [
         "| | near AUROC | near FPR@95 (OOD found) | near FPR@95 (ID kept) | far AUROC "
@@ -171,7 +148,7 @@ def table(first: Results, second: Optional[Results] = None) -> str:
         method = ranked.method
         measured = ("AUROC", "FPR@95", "FPR@95_IN")
         cells = [str(Cell.of(first.value(method, g, m))) for g in (NEAR, FAR) for m in measured]
-        if second is None or OPENOOD not in ROWS[method].backends:
+        if {OPENOOD} == {*ROWS[method].backends} or OPENOOD not in ROWS[method].backends:
             cells += ["-"] * 3
         else:
             cells += [str(Cell.of(second.value(method, g, "AUROC"))) for g in (NEAR, FAR)]
@@ -285,23 +262,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("--data-root", "--checkpoint", "--out"):
         parser.add_argument(name, required=True)
-    parser.add_argument("--thin", type=int, default=5)
     parser.add_argument("--recorded", type=Path, nargs="*", default=[])
     parser.add_argument("--again", nargs="*", default=[])
-    parser.add_argument("--keep-slow", action="store_true")
     args = parser.parse_args()
     args.accuracy = None
-    root = Path(args.data_root)
     fast = [name for name, row in ROWS.items() if not row.slow]
-    text, first = section(args, "Every image, fast methods", root, fast, (OPENOOD, PYTORCH_OOD))
+    text, first = section(args, "Fast methods", fast)
     slow = [*_USUAL, *(name for name, row in ROWS.items() if row.slow)]
-    if args.keep_slow:
-        text += "\n## One" + PAGE.read_text("utf-8").split("\n## One")[1].split("\n## ")[0]
-        text = text.split("\nMade with")[0]
-    else:
-        title = f"One image of {args.thin}, slow methods"
-        thin = thinned(root, Path(args.out) / "thinned", args.thin)
-        text += section(args, title, thin, slow, (OPENOOD,), "--no-search")[0]
+    text += section(args, "Slow methods", slow, "--no-search", known=[first])[0]
     text += _OTHERS + others(first, [recorded(args, file) for file in args.recorded])
     made = ", ".join(f"{name} {version}" for name, version in versions().items())
     files.write_text(
