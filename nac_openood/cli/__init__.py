@@ -32,10 +32,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("deploy", "judge images over HTTP, with metrics and a page to drop images on"),
     "drift": ("drift", "test whether images, as a whole, are like the calibration data"),
     "export": ("deploy", "write a detector and its network as one ONNX or torch.export program"),
-    "run": ("openood", "run one of OpenOOD's own scripts with NAC registered"),
-    "search": ("search", "find the best NAC settings for a network"),
-    "compare": ("compare", "compare NAC with other methods: tables, plots, published numbers"),
-    "analyze": ("analyze", "the paper's analyses: layers, settings, states, samples, ..."),
+    "run": ("openood", "run one of OpenOOD's own scripts with NAC and NAC+ registered"),
+    "search": ("search", "find the best settings of NAC for a network; NAC+ has none"),
+    "compare": ("compare", "compare methods on a network: tables, plots, published numbers"),
+    "analyze": ("analyze", "study NAC or NAC+ on a network: layers, samples, settings, cost, ..."),
     "rank": ("rank", "rank the checkpoints of a run by NAC-ME, without out-of-distribution data"),
     "report": ("compare", "write the tables and the page of a comparison again"),
     "doctor": ("openood", "show what is installed, what is missing and how to fix it"),
@@ -68,7 +68,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     Examples:
       nac-openood demo
-          train a small network on digits, fit NAC and compare it with other methods
+          train a small network on digits, fit NAC+ and NAC, compare them with other methods
       nac-openood fit --arch net.py:make --checkpoint net.pt --transform transform.yml \
           --train birds/train --val birds/val --out birds.nac
           fit a detector on your own network and images
@@ -84,11 +84,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
           detector and network as one program for ONNX Runtime or torch.export
       nac-openood run scripts/eval_ood.py --id-data cifar10 --postprocessor nac --save-csv \
           --root results/cifar10_resnet18_32x32_base_e100_lr0.1_default
-          run OpenOOD's own evaluation script, unmodified, with NAC registered
+          run OpenOOD's own evaluation script, unmodified, with NAC
       nac-openood search --checkpoint best.ckpt --arch resnet18_32x32 --id-data cifar10
-          find the best NAC settings for your network
+          find the best settings of NAC for your network
       nac-openood compare --id-data cifar10 --arch resnet18_32x32 --checkpoint best.ckpt
-          compare NAC with the paper's baselines: tables and a page with plots
+          compare NAC+, NAC and the paper's baselines: tables and a page with plots
       nac-openood analyze all --embedded
           the paper's analyses: layers, settings, neuron states, number of samples, ...
       nac-openood rank run/*.pt --arch resnet50 --train PACS/photo PACS/sketch

@@ -55,11 +55,11 @@ kinds:
 {inputs.FORMS}""",
 )
 def analyze_command(args: argparse.Namespace) -> int:
-    r"""Analyze NAC on a checkpoint: each kind of analysis repeats a table or figure of the paper.
+    r"""Study NAC or NAC+ on a checkpoint. Most kinds repeat a table or figure of the paper.
 
     Examples:
       nac-openood analyze all --embedded
-          every analysis on images that come with libraries, in minutes
+          NAC: every analysis on images that come with libraries, in minutes
       nac-openood analyze all --rule nac_plus --embedded
           the studies that make sense for NAC+: its layers and parts, samples, calibration
       nac-openood analyze layers params --id-data cifar10 --data-root data --arch resnet18_32x32 \

@@ -103,10 +103,10 @@ def compare_command(args: argparse.Namespace) -> int:
 """
 )
 def demo_command(args: argparse.Namespace) -> int:
-    """Train a small network, compare NAC with the baselines on it, and write a report.
+    """Train a small network, compare NAC+, NAC and other methods on it, and write a report.
 
     Examples:
-      nac-openood demo                  NAC and all baselines: tables and a page in ./nac_demo
+      nac-openood demo                  all methods: tables and a page in ./nac_demo
       nac-openood demo --quick          the fast methods only, in less than a minute
       nac-openood demo --arch vit       a small transformer instead of a residual network
       nac-openood demo --open           open the page in a browser

@@ -139,8 +139,8 @@ def export_command(args: argparse.Namespace) -> int:
           for torch.export.load
 
     The program takes images as the transform makes them, [batch, channels, height, width], and
-    returns logits, score, p_value and decision (true where an image is out-of-distribution). Rules
-    that need gradients cannot be exported. See docs/deploy.md.
+    returns logits, score, p_value and decision (true where an image is out-of-distribution). A
+    rule that needs gradients, such as the paper's NAC, cannot be exported. See docs/deploy.md.
     For exit codes see nac-openood --help.
     """
     from PIL import Image

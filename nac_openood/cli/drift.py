@@ -33,7 +33,7 @@ def drift_command(args: argparse.Namespace) -> int:
 
     Examples:
       nac-openood drift --detector birds.nac --arch net.py:make --checkpoint net.pt photos_may/
-          one p-value for all photos: below --alpha, they are not like the calibration data
+          one p-value for all photos: at most --alpha if they are not like the calibration data
       nac-openood drift --detector birds.nac --arch net.py:make --checkpoint net.pt photos_may/ \
           --out drift.html
           also a page with the reasons

@@ -29,7 +29,8 @@ network and images:
 detector:
   --rule NAME = nac_plus   nac_plus needs no settings and only forward passes; nac is the
       paper's; or a rule of your own (default: %(default)s)
-  --layers LAYER...       layers to read (default: found by running the network)
+  --layers LAYER...       layers to read, in place of those found by running the network; nac_plus
+      then leaves out a part of its score, the alignment with the head's input
   --n-samples N: count    training images to fit on, equally many of each class (default:
       1000, or 20 per class if that is more)
   --alpha
@@ -58,8 +59,8 @@ def fit_command(args: argparse.Namespace) -> int:
       nac-openood score --detector birds.nac --arch net.py:make --checkpoint net.pt new_photos/
           judge new images with the detector
 
-    It says what the detector finds: of noise, scrambled and mixed images made from 64 validation
-    images, which are easier to find than real OOD images, and of wrong predictions.
+    The output says which share the detector finds of wrong predictions, and of noise, scrambled and
+    mixed images, which are made from 64 validation images and easier to find than real OOD images.
     The file holds the counts, the calibration, the names of the classes, the transform and a
     fingerprint of the network; not the network itself. Warnings about a suspicious fit are printed
     to stderr.
