@@ -49,18 +49,21 @@ ROWS = {**METHODS, **LATER_METHODS}
 _USUAL = ("msp", "ebo", "gen", "knn", "fdbd", "nac_plus")
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "comparison.md"
 _HEAD = """\
-# The miniature CIFAR-10 benchmark with both backends
+# Benchmark results
 
-Written by `scripts/mini_benchmark.py`. The network is OpenOOD's ResNet-18, trained on CIFAR-10 for
-a short schedule (accuracy {accuracy:.2f} %). Near-OOD is CIFAR-100 and Tiny ImageNet; far-OOD is
-MNIST, Textures and two substitutes for SVHN and Places365. So the numbers show how methods rank on
-*this* benchmark and how well both backends agree; they are not those of OpenOOD's leaderboard.
+How methods rank on a miniature of OpenOOD's CIFAR-10 benchmark, and on [other
+networks](#other-networks). This page is written by `scripts/mini_benchmark.py`.
 
-AUROC and FPR@95 in percent, of OpenOOD's own postprocessors; beside them those of pytorch-ood's
-detectors or, for later methods than the paper's, this package's functions
-([which runs where](compare.md#later-methods)). A dash means that there is only one implementation.
-FPR@95 by both conventions (OOD found, as in OpenOOD; ID kept), see
-[compare.md](compare.md#what-is-measured). For times see `benchmarks/`.
+The network is OpenOOD's ResNet-18, trained on CIFAR-10 for a short schedule (accuracy
+{accuracy:.2f} %). Near-OOD is CIFAR-100 and Tiny ImageNet; far-OOD is MNIST, Textures and two
+substitutes for SVHN and Places365. So the numbers show how methods rank on *this* benchmark; they
+are not those of OpenOOD's leaderboard.
+
+The first columns are AUROC and FPR@95, in percent, of OpenOOD's own postprocessors. FPR@95 is given
+by [both conventions](compare.md#what-is-measured): OOD found, as in OpenOOD, and ID kept. "Other
+backend" are pytorch-ood's detectors or, for later methods than the paper's, this package's
+functions ([which runs where](compare.md#later-methods)); a dash means that there is only one
+implementation.
 
 The second table has the slow methods, and some others for comparison, with default hyperparameters.
 """
