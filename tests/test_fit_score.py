@@ -291,7 +291,10 @@ def test_the_gallery_shows_the_most_suspicious(here, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--checkpoint", "net.pt"], "loaded only if you pass --arch"),
-        (["--arch", "net.py:make"], "was fitted on another network: it has the same architecture"),
+        (
+            ["--arch", "net.py:make"],
+            "with the weights of net.pt: pass them, too, --checkpoint net.pt",
+        ),
         ([*NETWORK, "--transform", "other.yml"], "was fitted with another transform"),
         ([*NETWORK, "--transform", "net.py:to_tensor"], "was fitted with another transform"),
         (["--arch", "resnet_embedded", "--checkpoint", "net.pt"], "does not fit SmallResNet"),
@@ -352,7 +355,7 @@ def test_two_commands_cannot_use_one_monitor(here, tmp_path, capsys):
     assert "no alarm after 1 inputs" in capsys.readouterr().err
 
 
-def test_an_alarm_that_can_never_happen_is_told(here, tmp_path):
+def test_an_alarm_that_can_never_happen_is_told(here, tmp_path, capsys):
     given = ["--detector", "birds.nac", *NETWORK, "--device", "cpu", "--alpha", "0.01"]
     never = pytest.warns(UserWarning, match="at p <= 0.01: it is compared with 60 .* 99 are needed")
     for words in (["score", "stripes/1.png"], ["export", "--out", str(tmp_path / "x.pt2")]):
@@ -360,6 +363,9 @@ def test_an_alarm_that_can_never_happen_is_told(here, tmp_path):
             assert main([words[0], *given, *words[1:]]) == 0
     # a selection does not use --alpha
     assert main(["score", *given, "--fdr", "0.5", "stripes", "birds/test"]) == 0
+    fit = ["fit", *NETWORK, *DATA, "--transform", "transform.yml", *given[-4:]]
+    assert main([*fit, "--out", str(tmp_path / "x.nac")]) == 0
+    assert "threshold     none: no image can be out at p <= 0.01" in capsys.readouterr().out
 
 
 def test_classes_of_one_name_stay_apart(here, capsys):

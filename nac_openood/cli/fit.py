@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
@@ -152,6 +153,9 @@ def _show_fit(
 ) -> None:
     """Print the report of a fit, and where the detector was written to."""
     alarms, accuracy = report.false_alarms, report.train_accuracy
+    bar = f"out if score < {report.threshold:.6g}, that is"
+    if report.threshold == -math.inf:
+        bar = "none: no image can be out at"
     trained = "" if accuracy is None else f", {accuracy:.1%} of training samples"
     lines = {
         "network": f"{notes.get('arch', 'network')}, {report.n_classes} classes",
@@ -160,7 +164,7 @@ def _show_fit(
         "layers": f"{', '.join(rule.layers)}{how}",
         "fitted on": f"{report.n_fitted} training samples",
         "accuracy": f"{report.accuracy:.1%} of {report.n_val} validation samples{trained}",
-        "threshold": f"out if score < {report.threshold:.6g}, that is p <= {report.alpha:g}",
+        "threshold": f"{bar} p <= {report.alpha:g}",
         "false alarms": "not measured: pass --test" if alarms is None else str(alarms),
         "power": power,
         "mistakes": report.mistakes or "the network makes none on validation samples",

@@ -29,7 +29,6 @@ from nac_openood.errors import NACError, first_line
 from nac_openood.files import PathLike, digest_of
 from nac_openood.network.inputs import sample_shape
 from nac_openood.sources import transforms
-from nac_openood.sources.code import is_code
 from nac_openood.sources.images import ImageError, Transform, rgb_image, sample_names
 from nac_openood.sources.networks import kind_of, network_of
 from nac_openood.sources.samples import collate_texts
@@ -80,7 +79,7 @@ def load_fitted(
         if not kind_of(arch).by_name:
             raise NACError(f"{path} names {arch}, which is loaded only if you pass `arch={arch}`.")
     checkpoint = notes.get(CHECKPOINT)
-    if weights is None and checkpoint and arch == notes.get("arch") and not is_code(arch):
+    if weights is None and checkpoint and arch == notes.get("arch"):
         raise NACError(
             f"{path} was fitted on {arch} with the weights of {checkpoint}: pass them, too, "
             f"`weights={checkpoint}`."
