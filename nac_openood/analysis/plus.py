@@ -11,7 +11,7 @@ from nac_openood.analysis.ablations import drawn_shares, subsets
 from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import Finding, Metrics, MetricStudy
 from nac_openood.benchmark.run.results import Value, metrics_by_set
-from nac_openood.core.fusion import ALIGNMENT, LOGITS
+from nac_openood.core.fusion import ALIGNMENT, DISTANCE, LOGITS
 from nac_openood.core.plus import NACPlus, distance_of
 from nac_openood.core.plus_layer import MAX_NEURONS
 from nac_openood.core.reading import BatchReadings, logits_in
@@ -63,11 +63,13 @@ def plus_layers(data: AnalysisData, options: Options) -> Finding:
         "Early layers, each with all else", text_columns("Layers"), rows, ours=[len(rows) - 1]
     )
     names = {LOGITS: "logits (GEN)"}
-    names.update((ALIGNMENT, f"{n} (alignment)") for n in data.layers if n not in every)
+    for head in (n for n in data.layers if n not in every):
+        names.update({ALIGNMENT: f"{head} (alignment)", DISTANCE: distance_of(head)})
     names.update({n: f"{n} (coverage)" for n in every})
     names.update({distance_of(n): distance_of(n) for n in every})
     wide = [n for n in data.layers if data.fitting.fit[n].activation.shape[1] > MAX_NEURONS]
-    left_out = {*map(distance_of, wide)} | ({ALIGNMENT} if {*wide} - {*every} else set())
+    left_out = {*map(distance_of, wide)}
+    left_out |= {ALIGNMENT, DISTANCE} if {*wide} - {*every} else set()
     parts = {p: scores.metrics(every, p) for p in names if p not in left_out}
     study.table("Parts alone", text_columns("Part"), [([names[p]], m) for p, m in parts.items()])
     study.ranked_bars(f"{study.title} {{}} by layers", {n: n for n in chosen}, "+".join(every))
