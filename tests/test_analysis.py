@@ -14,8 +14,9 @@ from sklearn.metrics import roc_auc_score
 from nac_openood.analysis import KINDS, analyze, chosen_kinds
 from nac_openood.analysis import states as state_study
 from nac_openood.analysis.ablations import subsets
-from nac_openood.analysis.data import NACScores, Options
+from nac_openood.analysis.data import Options
 from nac_openood.analysis.finding import Finding
+from nac_openood.analysis.scores import NACScores
 from nac_openood.analysis.states import PARTS, part_readings, separating_neuron
 from nac_openood.benchmark.api import compare
 from nac_openood.benchmark.methods.table import Method

@@ -44,10 +44,10 @@ class Kind(NamedTuple):
 KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (
     Kind("states", "output, gradient or both: what the neuron state is made of", "states"),
     Kind("layers", "which layers to combine, for every subset of them", "ablations",
-         plus="plus:plus_layers"),
+         plus="ablations:plus_layers"),
     Kind("params", "alpha, r and M, one at a time around the settings in use", "ablations"),
     Kind("samples", "how many training samples NAC needs", "ablations",
-         plus="plus:plus_samples"),
+         plus="ablations:samples"),
     Kind("near", "near-OOD data: NAC and the baselines that work on features", "methods"),
     Kind("weighted", "searched weights of the layers against equal weights", "ablations"),
     Kind("calibration", "calibration errors, where OOD samples count as wrong", "calibration",

@@ -1,4 +1,4 @@
-"""Ablations of NAC's settings: layers and their weights, alpha, r and M, training samples.
+"""Ablations: layers and their weights, alpha, r and M, training samples; layers of NAC+.
 
 The paper's r is a density; with `n` fitting samples and `M` bins, `r = O* M / n`, so it is varied
 through `full_count`, the paper's O*.
@@ -13,11 +13,17 @@ from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 import numpy as np
 
 from nac_openood import tables
-from nac_openood.analysis.data import AnalysisData, NACScores, Options
+from nac_openood.analysis import PLUS
+from nac_openood.analysis.data import AnalysisData, Options
 from nac_openood.analysis.finding import TABLE_METRICS, Finding, MetricStudy
+from nac_openood.analysis.scores import Metrics, NACScores, PlusScores
 from nac_openood.benchmark.run.results import FAR, GROUP_WORDS, Value
+from nac_openood.core.fusion import ALIGNMENT, DISTANCE, LOGITS
 from nac_openood.core.layer_config import LayerConfig, whole_number
+from nac_openood.core.plus import distance_of
+from nac_openood.core.plus_layer import MAX_NEURONS
 from nac_openood.detector.batches import bar
+from nac_openood.detector.readings import Readings
 from nac_openood.errors import NACError
 from nac_openood.search.run import PAPER_SPACE, search
 from nac_openood.tables import Column, Entry, Lines, Series, Table, text_columns
@@ -48,8 +54,6 @@ PARAMETERS = {
 }
 #: Factors of the steepness of layers other than the deepest, whose readings have another scale.
 _FACTORS = (0.01, 0.1, 1, 10, 100)
-#: O* as it is, or scaled with the number of samples, which keeps the paper's r.
-_SCALINGS = ("O* kept", "r kept")
 
 
 def layers(data: AnalysisData, options: Options) -> Finding:
@@ -78,6 +82,41 @@ def layers(data: AnalysisData, options: Options) -> Finding:
         f"From the deepest layer alone ({steps[0]:.2f} %) to all layers ({steps[-1]:.2f} %), "
         f"{study.word} AUROC {trend} with every layer that is added. {top}",
         {"best": best.split("+"), "all": found[deepest[-1]]},
+    )  # fmt: skip
+
+
+def plus_layers(data: AnalysisData, options: Options) -> Finding:
+    """AUROC and FPR@95 of all combinations of layers, and of each part of the score alone."""
+    scores, study, every = PlusScores(data), MetricStudy(data, options, "layers"), data.early_layers
+    chosen = {"+".join(names): names for names in subsets(every)}
+    study.found = {name: scores.metrics(names) for name, names in chosen.items()}
+    rows = [([name], line) for name, line in study.found.items()]
+    study.table(
+        "Early layers, each with all else", text_columns("Layers"), rows, ours=[len(rows) - 1]
+    )
+    names = {LOGITS: "logits (GEN)"}
+    for head in (n for n in data.layers if n not in every):
+        names.update({ALIGNMENT: f"{head} (alignment)", DISTANCE: distance_of(head)})
+    names.update({n: f"{n} (coverage)" for n in every})
+    names.update({distance_of(n): distance_of(n) for n in every})
+    wide = [n for n in data.layers if data.fitting.fit[n].activation.shape[1] > MAX_NEURONS]
+    left_out = {*map(distance_of, wide)}
+    left_out |= {ALIGNMENT, DISTANCE} if {*wide} - {*every} else set()
+    parts = {p: scores.metrics(every, p) for p in names if p not in left_out}
+    study.table("Parts alone", text_columns("Part"), [([names[p]], m) for p, m in parts.items()])
+    study.ranked_bars(f"{study.title} {{}} by layers", {n: n for n in chosen}, "+".join(every))
+    values, whole = study.values(), study.values()["+".join(every)]
+    best = max(values, key=values.__getitem__)
+    alone = {names[part]: line[study.group]["AUROC"] for part, line in parts.items()}
+    first = max(alone, key=alone.__getitem__)
+    top = f"{best} is best on test data ({values[best]:.2f} %)"
+    study.found.update({names[part]: line for part, line in parts.items()})
+    return study.finding(
+        "layers", "Which layers and parts NAC+ needs",
+        f"With all early layers, {study.word} AUROC is {whole:.2f} %; "
+        f"{'no combination is better' if values[best] == whole else top}. "
+        f"Of the parts alone, {first} is best ({alone[first]:.2f} %).",
+        {"best": best.split("+"), "parts": alone},
     )  # fmt: skip
 
 
@@ -210,47 +249,33 @@ def _changes(
         yield r, replace(used, full_count=count)
 
 
-def drawn_shares(
-    total: int, options: Options
-) -> tuple[dict[int, float], Iterator[tuple[int, int, np.ndarray]]]:
-    """Shares by number of training samples; and numbers, repeats and rows of all draws."""
+def samples(data: AnalysisData, options: Options) -> Finding:
+    """AUROC and FPR@95 over the number of training samples, drawn at random and repeatedly."""
     wrong = [share for share in options.shares if not 0 < share <= 1]
     if wrong:
         raise NACError(f"`shares` must be above 0 and at most 1, got {wrong}.")
     whole_number("`repeats`", options.repeats, 1)
+    plus, total = data.config.rule == PLUS, len(data.train_rows)
+    axes = ("samples", "repeat") if plus else ("samples", "share", "way", "repeat")
+    study = MetricStudy(data, options, *axes)
     shares = {max(1, round(share * total)): share for share in sorted(options.shares)}
     # one draw is enough if it takes all samples
     draws = [(n, d) for n in shares for d in range(1 if n >= total else options.repeats)]
-
-    def rows(n: int, draw: int) -> np.ndarray:
+    found: dict[tuple[int, str, int], Metrics] = {}
+    for n, draw in bar(draws, "samples", options.progress):
         rng = np.random.RandomState([options.seed, n, draw])
-        return np.sort(rng.permutation(total)[:n])
-
-    return shares, ((n, d, rows(n, d)) for n, d in bar(draws, "samples", options.progress))
-
-
-def samples(data: AnalysisData, options: Options) -> Finding:
-    """AUROC and FPR@95 over the number of training samples, drawn at random and repeatedly."""
-    study = MetricStudy(data, options, "samples", "share", "way", "repeat")
-    group, total, word = study.group, len(data.train_rows), study.word
-    shares, draws = drawn_shares(total, options)
-    for n, draw, chosen in draws:
-        scores = NACScores(data, data.train.rows(chosen))
-        ratio = n / data.fitting.fit.n_samples
-        scaled = {
-            name: replace(used, full_count=max(1, round(used.full_count * ratio)))
-            for name, used in data.settings.items()
-        }
-        scores.prepare({name: [data.settings[name], scaled[name]] for name in data.layers})
-        for way, settings in zip(_SCALINGS, (data.settings, scaled)):
-            study.found[n, shares[n], way, draw] = scores.metrics(settings)
+        drawn = data.train.rows(np.sort(rng.permutation(total)[:n]))
+        for way, metrics in (_plus_on if plus else _nac_on)(data, drawn):
+            found[n, way, draw] = metrics
+            study.found[(n, draw) if plus else (n, shares[n], way, draw)] = metrics
+    ways = list(dict.fromkeys(way for _, way, _ in found))
 
     def summary(n: int, way: str, name: str, metric: str) -> Value:
-        found = [m[name][metric] for at, m in study.found.items() if (at[0], at[2]) == (n, way)]
-        return Value.of(found)
+        return Value.of([m[name][metric] for at, m in found.items() if at[:2] == (n, way)])
 
     columns = {
-        (way, name): f"{title}, {way}" for way in _SCALINGS for name, title in data.groups.items()
+        (way, name): title if plus else f"{title}, {way}"
+        for way, (name, title) in product(ways, data.groups.items())
     }
     rows = [
         ([f"{n:,} ({100 * share:g} %)"],
@@ -259,22 +284,40 @@ def samples(data: AnalysisData, options: Options) -> Finding:
     ]  # fmt: skip
     study.table("", text_columns("Training samples"), rows, columns=columns)
     for m in TABLE_METRICS:
-        points = {way: [(n, *summary(n, way, group, m)) for n in shares] for way in _SCALINGS}
-        lines = [Series(*pair) for pair in points.items()]
-        labels = f"{study.title} {m}", "training samples (log scale)", f"{word} {m}, %"
+        lines = [Series(way, [(n, *summary(n, way, study.group, m)) for n in shares])
+                 for way in ways]  # fmt: skip
+        labels = f"{study.title} {m}", "training samples (log scale)", f"{study.word} {m}, %"
         study.figures.append(Lines(tables.metric_key(m), *labels, lines, log_x=True))
     least, most, means = min(shares), max(shares), []
-    for way in _SCALINGS:
-        few, many = (summary(n, way, group, "AUROC").mean for n in (least, most))
+    for way in ways:
+        few, many = (summary(n, way, study.group, "AUROC").mean for n in (least, most))
         means.append(f"{few:.2f} % and {many:.2f} % ({way})")
-    study.notes.append(
-        "Mean \u00b1 sample standard deviation over random draws. NAC's settings were chosen "
-        f"for {data.fitting.fit.n_samples} samples. 'O* kept' leaves them as they are; 'r kept' "
-        "scales O* with the number of samples, so that the same share of samples fills a bin."
-    )
+    study.notes.append("Mean \u00b1 sample standard deviation over random draws.")
+    if not plus:
+        study.notes[-1] += (
+            f" NAC's settings were chosen for {data.fitting.fit.n_samples} samples. 'O* kept' "
+            "leaves them as they are; 'r kept' scales O* with the number of samples, so that the "
+            "same share of samples fills a bin."
+        )
     return study.finding(
         "samples", "Number of training samples",
         f"With {least:,} and with {most:,} training samples ({100 * shares[least]:g} % and "
-        f"{100 * shares[most]:g} % of those read), {word} AUROC is {' or '.join(means)}.",
+        f"{100 * shares[most]:g} % of those read), {study.word} AUROC is {' or '.join(means)}.",
         {"training_samples": total, "repeats": options.repeats},
     )  # fmt: skip
+
+
+def _plus_on(data: AnalysisData, fit: Readings) -> Iterator[tuple[str, Metrics]]:
+    yield "NAC+", PlusScores(data, fit).metrics(data.early_layers)
+
+
+def _nac_on(data: AnalysisData, fit: Readings) -> Iterator[tuple[str, Metrics]]:
+    """With O* as it is, and scaled with the number of samples, which keeps the paper's r."""
+    scores, ratio = NACScores(data, fit), fit.n_samples / data.fitting.fit.n_samples
+    scaled = {
+        name: replace(used, full_count=max(1, round(used.full_count * ratio)))
+        for name, used in data.settings.items()
+    }
+    scores.prepare({name: [used, scaled[name]] for name, used in data.settings.items()})
+    yield "O* kept", scores.metrics(data.settings)
+    yield "r kept", scores.metrics(scaled)

@@ -7,8 +7,7 @@
     test/SET.safetensors      a test set
 
 A file that was made with the same network, data and versions is reused, so an interrupted pass
-continues where it stopped. `NACScores` scores the test sets with NAC and any settings, without
-running the network.
+continues where it stopped.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ from typing import Any, Iterable, Mapping, Optional, Sequence, Union
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import Subset
 
 from nac_openood.analysis import PLUS
 from nac_openood.analysis.finding import About
+from nac_openood.analysis.scores import NACScores
 from nac_openood.benchmark.methods.backends import NACScorer, scorers
 from nac_openood.benchmark.run import compare, network, results, store
 from nac_openood.core.layer_config import LayerConfig, LayoutConfig
 from nac_openood.core.posthoc import energy, msp
 from nac_openood.core.reading import logits_in
-from nac_openood.core.rule import combine
 from nac_openood.detector.batches import Say, batches, fitting_loader, loader_like
 from nac_openood.detector.config import NACConfig, preset_or_auto
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError, NACError
 from nac_openood.files import locked, make_folder, remove
-from nac_openood.search import advise, loaders, recipe, tables
+from nac_openood.search import advise, loaders, recipe
 from nac_openood.search.run import SearchResult
 from nac_openood.sources.checkpoints import Checkpoint
 from nac_openood.sources.sets import Datasets
@@ -52,8 +51,6 @@ ID_VAL = "id_val"
 
 #: Scores `[samples]` by set; higher means more in-distribution.
 BySet = Mapping[str, np.ndarray]
-#: Readings of datasets by name.
-Named = Mapping[str, Readings]
 
 
 @dataclass(frozen=True)
@@ -349,48 +346,3 @@ def _read(
         found = recipe.search_settings(fitting, config, strategy="grid", **options)
         settings = dict(found.layers)
     return AnalysisData(run, fitting, more, rows_read, scored, config, settings, found)
-
-
-class NACScores:
-    """Scores of the test sets, equal to those of a detector fitted with the same settings.
-
-    The scores of a layer are computed once for each of its settings and kept.
-
-    Args:
-        data: the readings.
-        fit: readings to fit on; None takes the fitting subset.
-        scored: readings to score by name; None takes all test sets.
-    """
-
-    def __init__(
-        self, data: AnalysisData, fit: Optional[Readings] = None, scored: Optional[Named] = None
-    ) -> None:
-        self._data = data
-        self._fit, self._scored = fit or data.fitting.fit, scored or data.scored
-        self._rows: dict[tuple[object, ...], Tensor] = {}
-
-    def prepare(self, points: Mapping[str, Sequence[LayerConfig]]) -> None:
-        """Score many settings of each layer at once, which is faster than one by one."""
-        for name, options in points.items():
-            new = [point for point in options if _key(name, point) not in self._rows]
-            if new:
-                table = tables.score_layer(name, new, self._fit, list(self._scored.values()))
-                for point, row in zip(new, table.row.tolist()):
-                    self._rows[_key(name, point)] = table.scores[row]
-
-    def scores(self, layers: Mapping[str, LayerConfig]) -> dict[str, np.ndarray]:
-        """The score of every sample, `[samples]` by set."""
-        self.prepare({name: [config] for name, config in layers.items()})
-        parts = {name: self._rows[_key(name, config)] for name, config in layers.items()}
-        sizes = [readings.n_samples for readings in self._scored.values()]
-        split = combine(parts, layers).split(sizes)
-        return {n: s.cpu().numpy() for n, s in zip(self._scored, split)}
-
-    def metrics(self, layers: Mapping[str, LayerConfig]) -> dict[str, dict[str, float]]:
-        """The metrics that `compare` would compute for these settings."""
-        return results.metrics_by_set(self.scores(layers), self._data.roles, self._data.accuracy)
-
-
-def _key(name: str, point: LayerConfig) -> tuple[str, LayerConfig]:
-    """The settings on which the scores of a layer depend: all but its weight."""
-    return name, replace(point, weight=1.0)

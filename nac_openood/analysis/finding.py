@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Mapping, Optional, Sequence
 
 from nac_openood import files
+from nac_openood.analysis.scores import Metrics
 from nac_openood.benchmark.paper.published import PRINTED_METRICS, PrintedValue, table
 from nac_openood.benchmark.run.results import GROUP_WORDS, METRICS
 from nac_openood.records import from_values
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from nac_openood.analysis.data import AnalysisData, Options
 
 _FORMAT = 1
-#: Percent by name of an OOD set (or "nearood" or "farood") and by metric.
-Metrics = Mapping[str, Mapping[str, float]]
 #: The paper's numbers by row and metric.
 PaperRows = Mapping[Any, Mapping[str, PrintedValue]]
 #: The metrics of the tables and which values are better.

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from nac_openood.analysis.data import AnalysisData, Options
-from nac_openood.analysis.finding import Finding, Metrics, MetricStudy
+from nac_openood.analysis.finding import Finding, MetricStudy
+from nac_openood.analysis.scores import Metrics
 from nac_openood.benchmark.api import compare
 from nac_openood.benchmark.methods.openood import OpenOODBatches, OpenOODScorer
 from nac_openood.benchmark.methods.scorer import MethodInputs

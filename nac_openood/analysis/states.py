@@ -19,8 +19,9 @@ from typing import Any, Callable, Mapping, Optional, Sequence
 import torch
 from torch import Tensor
 
-from nac_openood.analysis.data import AnalysisData, BySet, NACScores, Options
+from nac_openood.analysis.data import AnalysisData, BySet, Options
 from nac_openood.analysis.finding import Finding, MetricStudy
+from nac_openood.analysis.scores import NACScores
 from nac_openood.core.coverage import states_of
 from nac_openood.core.layer_config import LayerConfig
 from nac_openood.core.metrics import joined_auroc
