@@ -12,13 +12,14 @@ from torch.nn import functional as F
 from torchvision.models import VisionTransformer
 
 from nac_openood.benchmark.methods import table
-from nac_openood.benchmark.methods.pytorch_ood import PytorchOODScorer
+from nac_openood.benchmark.methods.backends import scorers
 from nac_openood.benchmark.methods.scorer import MethodInputs
 from nac_openood.benchmark.methods.table import Absent
 from nac_openood.core.metrics import auroc
 from nac_openood.errors import NACError
 from nac_openood.network.head import Head, head_of, with_features
 from nac_openood.search.run import grid_points
+from nac_openood.sources.checkpoints import Checkpoint
 
 pytest.importorskip("pytorch_ood", reason="the baselines need pytorch-ood, an optional library")
 
@@ -37,7 +38,7 @@ class ToyNet(SmallNet):
 
 
 def make(method):
-    return PytorchOODScorer(METHODS[method])
+    return scorers([METHODS[method]], "pytorch-ood")(METHODS[method], Checkpoint("net", ""))
 
 
 def images_of(n, seed, shift=0.0):

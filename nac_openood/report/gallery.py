@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Iterator, Optional, Sequence
+from typing import Any, Iterator, Optional, Sequence
 
 from nac_openood.benchmark.methods.table import METHODS, NAC
 from nac_openood.benchmark.run.results import ConfidentMistakes, HardSample, Results
-from nac_openood.detector.display import share_text
 from nac_openood.detector.outcomes import Explanation
 from nac_openood.report import formatting as fmt
 from nac_openood.report.methods import Ranked
-from nac_openood.report.render import (
-    Card,
-    Content,
-    Document,
-    Group,
-    Section,
-    Story,
-    render_page,
-)
+from nac_openood.report.render import Content, Document, Section, render_page
 from nac_openood.sources.fitted import Prediction
 from nac_openood.sources.images import png_url
 from nac_openood.tables import NOTHING, Example, Examples
@@ -122,29 +113,25 @@ def suspects_page(
     return render_page(Document(title, arch, verdict, sections, [shown, mistakes], topic=topic))
 
 
-def story(results: Results) -> Optional[Story]:
-    """The story of a comparison; None if its network makes no confident mistakes."""
+def story(results: Results) -> dict[str, Any]:
+    """What the page opens with; empty if the network makes no confident mistakes."""
     found = results.confident
     if found is None:
-        return None
+        return {}
 
-    def pictures(files: Sequence[str]) -> list[str]:
-        return list(filter(None, (picture_in(results, file) for file in files)))
+    def group(title: str, note: str, files: Sequence[str]) -> dict[str, Any]:
+        images = [picture_in(results, file) for file in files]
+        return {"title": title, "note": note, "pictures": list(filter(None, images))}
 
     shown = [
-        Group(fmt.set_title(name), f"sure of {sure} of {n:,}, {caught} caught",
-              pictures(found.shown.get(name, ())))
-        for name, (n, sure, caught) in found.sets.items()
-    ]  # fmt: skip
-    cards = [
-        Card(
-            fmt.set_title(e.dataset), picture_in(results, e.file), e.answer,
-            share_text(e.confidence), f"{e.p_value:.2g}", e.p_value <= found.level,
+        group(
+            fmt.set_title(name),
+            f"sure of {sure} of {n:,}, {caught} caught",
+            found.shown.get(name, ()),
         )
-        for e in found.examples
-    ]  # fmt: skip
+        for name, (n, sure, caught) in found.sets.items()
+    ]
     classes = fmt.count(found.n_classes, "class", "classes")
-    known = Group(fmt.capital(fmt.set_title(results.id_name)), classes, pictures(found.known))
     note = (
         f"p is the share of samples that score as low with {found.method}, of {found.n_known:,} "
         f"test samples and the one in question. Of samples like those of training, at most "
@@ -152,9 +139,15 @@ def story(results: Results) -> Optional[Story]:
         "ten surest of a dataset."
     )
     seen, caught = sentences(results, found)
-    return Story(
-        "Sure of its answer, and wrong", seen, caught, known, shown, cards, found.method, note
-    )
+    return {
+        "seen": seen,
+        "caught": caught,
+        "known": group(fmt.capital(fmt.set_title(results.id_name)), classes, found.known),
+        "shown": shown,
+        "cards": [(e, picture_in(results, e.file)) for e in found.examples],
+        "found": found,
+        "note": note,
+    }
 
 
 def sentences(results: Results, found: ConfidentMistakes) -> tuple[str, str]:

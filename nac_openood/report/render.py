@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from nac_openood import files
 from nac_openood.__about__ import __version__
+from nac_openood.detector.display import share_text
 from nac_openood.report.figures import Picture, picture_of, svg
 from nac_openood.report.formatting import ordinal, set_title
 from nac_openood.tables import Cell, Column, Entry, Examples, Figure, Table, text_columns
@@ -56,49 +57,6 @@ class Tile(NamedTuple):
     lines: Sequence[str] = ()
 
 
-class Group(NamedTuple):
-    """Pictures of a dataset, with what happened on it."""
-
-    title: str
-    note: str
-    pictures: Sequence[str]
-
-
-class Card(NamedTuple):
-    """A confident mistake; `alarm` says whether its p-value raises an alarm."""
-
-    dataset: str
-    picture: Optional[str]
-    answer: str
-    confidence: str
-    p_value: str
-    alarm: bool
-
-
-class Story(NamedTuple):
-    """What a report opens with.
-
-    Args:
-        title: in large print.
-        seen: what the network was trained on and shown.
-        caught: how many of its confident mistakes raise an alarm.
-        known: pictures of what the network was trained on.
-        shown: pictures of every OOD set.
-        cards: confident mistakes.
-        method: whose p-values these are.
-        note: what a p-value is.
-    """
-
-    title: str
-    seen: str
-    caught: str
-    known: Group
-    shown: Sequence[Group]
-    cards: Sequence[Card]
-    method: str
-    note: str
-
-
 class Document(NamedTuple):
     """A whole report.
 
@@ -113,7 +71,8 @@ class Document(NamedTuple):
         topic: a line above the title.
         command: the command that makes the report again.
         about: names and values by heading: data, versions and so on.
-        story: what to open with, before the verdict.
+        story: what to open with, before the verdict, as the macro `opening` in `blocks.html` takes
+            it; Markdown has only `seen` and `caught`.
     """
 
     title: str
@@ -126,7 +85,7 @@ class Document(NamedTuple):
     topic: str = "Out-of-distribution detection"
     command: str = ""
     about: Mapping[str, Mapping[str, str]] = {}
-    story: Optional[Story] = None
+    story: Mapping[str, Any] = {}
 
 
 def paper_section(
@@ -169,7 +128,7 @@ def render_page(content: Document) -> str:
     templates.filters.update(
         picture=picture_of, svg=lambda picture: svg(picture, f"picture-{next(numbers)}"),
         kind=lambda block: type(block).__name__, cell=Cell.of, groups=_groups,
-        ordinal=ordinal, set_title=set_title,
+        ordinal=ordinal, set_title=set_title, share=share_text,
     )  # fmt: skip
     sections = [section for section in content.sections if section.blocks]
     page = templates.get_template("page.html")
@@ -186,7 +145,7 @@ def render_markdown(content: Document) -> str:
     """A document as Markdown, without its figures."""
     parts = [
         f"# {_escaped(content.title)}",
-        *(_escaped(f"{story.seen} {story.caught}") for story in [content.story] if story),
+        *([_escaped("{seen} {caught}".format(**content.story))] if content.story else []),
         f"**{_escaped(content.verdict)}**",
         _escaped(" \u00b7 ".join([content.arch, *content.facts])) + ".",
         *_markdown([f"Note: {note}" for note in content.notes]),

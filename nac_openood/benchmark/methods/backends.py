@@ -6,6 +6,7 @@ import inspect
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
@@ -20,8 +21,12 @@ from nac_openood.benchmark.methods import (
     gradients,
     table,
 )
-from nac_openood.benchmark.methods.functions import FunctionScorer
-from nac_openood.benchmark.methods.scorer import MethodInputs, MethodSetup, Scorer
+from nac_openood.benchmark.methods.scorer import (
+    FunctionScorer,
+    MethodInputs,
+    MethodSetup,
+    Scorer,
+)
 from nac_openood.benchmark.methods.table import Absent, Method
 from nac_openood.core.rule import rule_named, stored_layers
 from nac_openood.detector.batches import Say
@@ -181,12 +186,15 @@ def scorers(
             raise Absent(f"{method.title} is not in {' or '.join(backends)}: pass `{instead}`.")
         if usable == OWN:
             functions = {**vars(features), **vars(gradients)}
-            function = functions[f"fit_{method.name}"]
-            return FunctionScorer(method, f"nac_openood {__version__}", function)
+            title = f"nac_openood {__version__}"
+            return FunctionScorer(method, title, functions[f"fit_{method.name}"])
         if usable == PYTORCH_OOD:
-            from nac_openood.benchmark.methods.pytorch_ood import PytorchOODScorer
+            from nac_openood.benchmark.methods import pytorch_ood
 
-            return PytorchOODScorer(method)
+            pytorch_ood.detectors()  # raises if it is not installed
+            title = f"pytorch-ood {metadata.version('pytorch-ood')}"
+            function = vars(pytorch_ood)[f"fit_{method.name}"]
+            return FunctionScorer(method, title, function, sign=-1)
         from nac_openood.benchmark.methods.openood import OpenGANScorer, OpenOODScorer
 
         if method.name != "opengan":

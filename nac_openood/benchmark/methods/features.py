@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nac_openood.benchmark.methods.functions import (
+from nac_openood.benchmark.methods.scorer import (
     FittedMethod,
+    MethodInputs,
     ScoreFunction,
     check_classes,
     collect,
     head_weights,
     in_parts,
 )
-from nac_openood.benchmark.methods.scorer import MethodInputs
 from nac_openood.core.posthoc import boundary_gaps, fdbd, nci
 from nac_openood.network.inputs import device_of
 

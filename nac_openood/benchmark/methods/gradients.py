@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nac_openood.benchmark.methods.functions import (
+from nac_openood.benchmark.methods.scorer import (
     FittedMethod,
+    MethodInputs,
     ScoreFunction,
     check_classes,
     collect,
     in_parts,
     labelled,
 )
-from nac_openood.benchmark.methods.scorer import MethodInputs
 from nac_openood.network.head import head_of
 from nac_openood.network.inputs import device_of, logits_of
 from nac_openood.network.replica import run

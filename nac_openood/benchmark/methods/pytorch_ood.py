@@ -1,6 +1,6 @@
 """Baselines by pytorch-ood's detectors, with the data and hyperparameters that OpenOOD uses.
 
-For the functions `fit_NAME` see `FunctionScorer`.
+For the functions `fit_NAME` see `FunctionScorer`; here higher means more out-of-distribution.
 """
 
 from __future__ import annotations
@@ -10,25 +10,24 @@ import importlib
 import os
 import warnings
 from contextlib import suppress
-from importlib import metadata
 from typing import Any, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nac_openood.benchmark.methods.functions import (
+from nac_openood.benchmark.methods.scorer import (
     FittedMethod,
-    FunctionScorer,
+    MethodInputs,
     ScoreFunction,
     check_classes,
     collect,
     head_weights,
     in_parts,
     labelled,
+    stages_of,
 )
-from nac_openood.benchmark.methods.scorer import MethodInputs, stages_of
-from nac_openood.benchmark.methods.table import Absent, Method
+from nac_openood.benchmark.methods.table import Absent
 from nac_openood.errors import NACError
 from nac_openood.network.inputs import device_of, logits_of
 from nac_openood.network.replica import run
@@ -53,21 +52,6 @@ def detectors() -> Any:
         raise Absent(
             f"needs pytorch-ood: pip install 'nac-openood[baselines]' ({error})"
         ) from error
-
-
-class PytorchOODScorer(FunctionScorer):
-    """A method whose function `fit_NAME` is in this file; higher = more out-of-distribution.
-
-    Raises:
-        Absent: pytorch-ood is not installed.
-    """
-
-    sign = -1
-
-    def __init__(self, method: Method) -> None:
-        detectors()
-        title = f"pytorch-ood {metadata.version('pytorch-ood')}"
-        super().__init__(method, title, globals()[f"fit_{method.name}"])
 
 
 # ---- methods on logits
