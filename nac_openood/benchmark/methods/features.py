@@ -13,17 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nac_openood.benchmark.methods.scorer import (
-    FittedMethod,
-    MethodInputs,
-    ScoreFunction,
-    check_classes,
-    collect,
-    head_weights,
-    in_parts,
-)
+from nac_openood.benchmark.methods.scorer import FittedMethod, MethodInputs, ScoreFunction, in_parts
 from nac_openood.core.posthoc import boundary_gaps, fdbd, nci
-from nac_openood.network.inputs import device_of
 
 #: What WeiPer adds to the histograms of features and of logits.
 _EPS = 0.01, 0.025
@@ -46,9 +37,9 @@ def fit_nci(inputs: MethodInputs) -> FittedMethod:
 
 def _weight_and_mean(inputs: MethodInputs) -> tuple[Tensor, Tensor]:
     """The weights of the head, and the mean of training features."""
-    device = device_of(inputs.net)
-    mean = collect(inputs.net, inputs.train)[0].mean(dim=0)
-    return head_weights(inputs.net)[0].to(device), mean.to(device)
+    device = inputs.device
+    mean = inputs.collect(inputs.train)[0].mean(dim=0)
+    return inputs.head[0].to(device), mean.to(device)
 
 
 def fit_scale(inputs: MethodInputs) -> FittedMethod:
@@ -68,7 +59,7 @@ def fit_scale(inputs: MethodInputs) -> FittedMethod:
 
 def fit_vra(inputs: MethodInputs) -> FittedMethod:
     """Energy of features clipped at two percentiles of ID validation features."""
-    values = collect(inputs.net, inputs.id_val)[0].numpy()
+    values = inputs.collect(inputs.id_val)[0].numpy()
 
     def use(percentile_high: float, percentile_low: float) -> ScoreFunction:
         low, high = np.percentile(values, [percentile_low, percentile_high]).tolist()
@@ -84,9 +75,9 @@ def _energy(inputs: MethodInputs, features: Tensor) -> Tensor:
 
 def fit_relation(inputs: MethodInputs) -> FittedMethod:
     """Sum of the similarities to training data, in features and posteriors, that exceed 0.03."""
-    device = device_of(inputs.net)
-    values = collect(inputs.net, inputs.train)[0].to(device)
-    posteriors = collect(inputs.net, inputs.train, inputs.net)[0].to(device).softmax(dim=1)
+    device = inputs.device
+    values = inputs.collect(inputs.train)[0].to(device)
+    posteriors = inputs.collect(inputs.train, inputs.net)[0].to(device).softmax(dim=1)
     F.normalize(values, dim=1, out=values)
 
     def use(pow: int) -> ScoreFunction:
@@ -109,8 +100,8 @@ def fit_nnguide(inputs: MethodInputs, K: int, alpha: float) -> FittedMethod:
 
     They are among a share `alpha` of training data, evenly spaced, and at least K.
     """
-    device = device_of(inputs.net)
-    values, _ = collect(inputs.net, inputs.train)
+    device = inputs.device
+    values, _ = inputs.collect(inputs.train)
     n = min(len(values), max(K, round(alpha * len(values))))
     bank = values[torch.linspace(0, len(values) - 1, n).round().long()].to(device)
     with torch.no_grad():
@@ -128,9 +119,9 @@ def fit_cfood(inputs: MethodInputs, alpha: float, k: float) -> FittedMethod:
 
     A share `k` of the points must have it; they are a random share `alpha` of training data.
     """
-    values = F.normalize(collect(inputs.net, inputs.train)[0], dim=1)
+    values = F.normalize(inputs.collect(inputs.train)[0], dim=1)
     n = max(2, int(alpha * len(values)))
-    bank = values[torch.randperm(len(values))[:n]].to(device_of(inputs.net))
+    bank = values[torch.randperm(len(values))[:n]].to(inputs.device)
     grid = np.linspace(0.001, 0.1, 100), np.linspace(0.105, 0.5, 81), np.linspace(0.51, 0.99, 49)
     shares = np.concatenate(grid)
     places, first = np.unique((shares * n - 1).astype(int), return_index=True)
@@ -161,7 +152,7 @@ def fit_weiper(
 
     The logits are those of `n_repeats` heads with random perturbations of the weights.
     """
-    weight, bias = (part.to(device_of(inputs.net)) for part in head_weights(inputs.net))
+    weight, bias = (part.to(inputs.device) for part in inputs.head)
     noise = F.normalize(torch.randn(n_repeats, *weight.shape), dim=2).to(weight)
     noise *= perturbation_distance * weight.norm(dim=1, keepdim=True)
     heads, shift = (weight + noise).flatten(0, 1), bias.repeat(n_repeats)
@@ -183,7 +174,7 @@ def fit_weiper(
         p, q = (F.normalize(each + eps, p=1, dim=-1) for each in (usual, found))
         return ((p - q) * (p.log() - q.log())).sum(dim=1)
 
-    values = collect(inputs.net, inputs.train)[0]
+    values = inputs.collect(inputs.train)[0]
     parts = in_parts(values, len(heads))
     extremes = torch.stack(
         [torch.stack([torch.stack(s.aminmax()) for s in spaces(part.to(weight))]) for part in parts]
@@ -220,8 +211,8 @@ def fit_rmds_pp(inputs: MethodInputs) -> FittedMethod:
 
 
 def _mahalanobis(method: str, inputs: MethodInputs, *, relative: bool) -> FittedMethod:
-    values, label = collect(inputs.net, inputs.train)
-    check_classes(method, label, inputs.n_classes)
+    values, label = inputs.collect(inputs.train)
+    inputs.check_classes(method, label)
     F.normalize(values, dim=1, out=values)
     centers = torch.stack([values[label == c].mean(dim=0) for c in range(inputs.n_classes)])
     groups = [(centers, centers[label])]
@@ -229,7 +220,7 @@ def _mahalanobis(method: str, inputs: MethodInputs, *, relative: bool) -> Fitted
         whole = values.mean(dim=0, keepdim=True)
         groups.append((whole, whole))
     fitted = [
-        [part.to(device_of(inputs.net)) for part in (means.double(), _precision(values - nearest))]
+        [part.to(inputs.device) for part in (means.double(), _precision(values - nearest))]
         for means, nearest in groups
     ]
 
@@ -256,12 +247,12 @@ def _distances(x: Tensor, centers: Tensor, precision: Tensor) -> Tensor:
 
 def fit_residual(inputs: MethodInputs) -> FittedMethod:
     """Norm outside the principal subspace of training features, as in ViM."""
-    values = collect(inputs.net, inputs.train)[0]
-    weight, bias = (part.double() for part in head_weights(inputs.net))
+    values = inputs.collect(inputs.train)[0]
+    weight, bias = (part.double() for part in inputs.head)
     origin = -torch.linalg.pinv(weight) @ bias
     parts = [part.double() - origin for part in values.split(8192)]
     vectors = torch.linalg.eigh(sum(part.T @ part for part in parts)).eigenvectors.flip(1)
-    device = device_of(inputs.net)
+    device = inputs.device
 
     def use(dim: int) -> ScoreFunction:
         outside, center = vectors[:, dim:].to(device), origin.to(device)

@@ -12,17 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nac_openood.benchmark.methods.scorer import (
-    FittedMethod,
-    MethodInputs,
-    ScoreFunction,
-    check_classes,
-    collect,
-    in_parts,
-    labelled,
-)
+from nac_openood.benchmark.methods.scorer import FittedMethod, MethodInputs, ScoreFunction, in_parts
 from nac_openood.network.head import head_of
-from nac_openood.network.inputs import device_of, logits_of
+from nac_openood.network.inputs import logits_of
 from nac_openood.network.replica import run
 
 
@@ -32,18 +24,18 @@ def fit_grood(inputs: MethodInputs, n_noise_samples: int) -> FittedMethod:
     The loss is that of a nearest-mean classifier. The prototype is the mean of OOD validation data,
     or that of the class means if there are none.
     """
-    net, device = inputs.net, device_of(inputs.net)
-    values, label = collect(net, inputs.train)
-    check_classes("grood", label, inputs.n_classes)
+    net, device = inputs.net, inputs.device
+    values, label = inputs.collect(inputs.train)
+    inputs.check_classes("grood", label)
     means = torch.stack([values[label == c].mean(dim=0) for c in range(inputs.n_classes)])
-    ood = means if inputs.ood_val is None else collect(net, inputs.ood_val)[0][:n_noise_samples]
+    ood = means if inputs.ood_val is None else inputs.collect(inputs.ood_val)[0][:n_noise_samples]
     prototypes = torch.cat([means, ood.mean(dim=0, keepdim=True)]).to(device)
 
     def gradient(features: Tensor) -> Tensor:
         share = (-torch.cdist(features, prototypes)).softmax(dim=1)[:, -1:]
         return share * F.normalize(features - prototypes[-1], dim=1)
 
-    right = collect(net, inputs.train, net)[0].argmax(dim=1) == label
+    right = inputs.collect(inputs.train, net)[0].argmax(dim=1) == label
     bank = gradient(values[right].to(device))
 
     def score(features: Tensor, logits: Tensor) -> Tensor:
@@ -103,7 +95,7 @@ def _adascale(
     o: float,
 ) -> FittedMethod:
     net = inputs.net
-    head = head_of(net, next(labelled(net, inputs.id_val))[0])[1]
+    head = head_of(net, next(inputs.batches(inputs.id_val))[0])[1]
 
     def run_head(x: Tensor) -> tuple[Tensor, Tensor]:
         found: list[Tensor] = []
@@ -123,7 +115,7 @@ def _adascale(
         shift = (features - moved).abs().gather(1, second).sum(dim=1)
         return logits, features, moved.relu().gather(1, first).sum(dim=1) + lmbda * shift
 
-    known = torch.cat([read(x)[2] for x, _ in labelled(net, inputs.id_val)])
+    known = torch.cat([read(x)[2] for x, _ in inputs.batches(inputs.id_val)])
     known = known[torch.randperm(len(known))[:num_samples].to(known.device)].sort().values
 
     def use(percentile: Sequence[float]) -> ScoreFunction:

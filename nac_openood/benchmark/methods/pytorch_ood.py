@@ -20,16 +20,12 @@ from nac_openood.benchmark.methods.scorer import (
     FittedMethod,
     MethodInputs,
     ScoreFunction,
-    check_classes,
-    collect,
-    head_weights,
     in_parts,
-    labelled,
     stages_of,
 )
 from nac_openood.benchmark.methods.table import Absent
 from nac_openood.errors import NACError
-from nac_openood.network.inputs import device_of, logits_of
+from nac_openood.network.inputs import logits_of
 from nac_openood.network.replica import run
 
 #: What OpenOOD assumes if it does not know how images were normalized.
@@ -86,7 +82,7 @@ def fit_temp_scaling(inputs: MethodInputs) -> FittedMethod:
     detector = detectors().TemperatureScaling(None)
     detector.t.data.fill_(1.5)  # where OpenOOD starts
     with torch.enable_grad():
-        detector.fit_logits(*collect(inputs.net, inputs.id_val, inputs.net))
+        detector.fit_logits(*inputs.collect(inputs.id_val, inputs.net))
     return lambda: _logits(detector)
 
 
@@ -96,7 +92,7 @@ def fit_klm(inputs: MethodInputs) -> FittedMethod:
     In float64, as in OpenOOD: the divergence of confident predictions is tiny.
     """
     detector = detectors().KLMatching(None)
-    detector.fit_logits(collect(inputs.net, inputs.id_val, inputs.net)[0].double())
+    detector.fit_logits(inputs.collect(inputs.id_val, inputs.net)[0].double())
     return lambda: lambda _, logits: detector.predict_logits(logits.double())
 
 
@@ -105,11 +101,11 @@ def fit_openmax(inputs: MethodInputs) -> FittedMethod:
 
     Weibull models of correct predictions, with OpenOOD's tail, alpha and distance.
     """
-    values, label = collect(inputs.net, inputs.train, inputs.net)
+    values, label = inputs.collect(inputs.train, inputs.net)
     right = values.argmax(dim=1) == label
     # float64: the detector adds 10,000 to distances, after which float32 has 3 decimals left
     values, label, n_classes = values[right].double(), label[right], inputs.n_classes
-    check_classes("openmax", label, n_classes, "sample with a correct prediction")
+    inputs.check_classes("openmax", label, "sample with a correct prediction")
     kind = detectors().OpenMax
     detector = kind(None, tailsize=20, alpha=min(3, n_classes), euclid_weight=1.0)
     with warnings.catch_warnings():
@@ -137,8 +133,8 @@ def _features(detector: Any) -> ScoreFunction:
 
 def _fitted_on_train(method: str, inputs: MethodInputs, detector: Any) -> FittedMethod:
     """A detector without hyperparameters that is fitted on training features and labels."""
-    values, label = collect(inputs.net, inputs.train)
-    check_classes(method, label, inputs.n_classes)
+    values, label = inputs.collect(inputs.train)
+    inputs.check_classes(method, label)
     detector.fit_features(values, label)
     return lambda: _features(detector)
 
@@ -161,7 +157,7 @@ def fit_she(inputs: MethodInputs) -> FittedMethod:
 
 def fit_knn(inputs: MethodInputs) -> FittedMethod:
     """Distance to the K-th nearest training feature; all features have unit length."""
-    values, label = collect(inputs.net, inputs.train)
+    values, label = inputs.collect(inputs.train)
     F.normalize(values, dim=1, out=values)  # in place: the detector would make a copy of all
     detector = detectors().KNN(None, k=1, normalize=False)
     detector.fit_features(values, label.clamp(min=0))
@@ -175,15 +171,15 @@ def fit_knn(inputs: MethodInputs) -> FittedMethod:
 
 def fit_vim(inputs: MethodInputs) -> FittedMethod:
     """Energy minus the norm outside the principal subspace, which is fitted for every `dim`."""
-    train, (w, b) = collect(inputs.net, inputs.train), head_weights(inputs.net)
+    train, (w, b) = inputs.collect(inputs.train), inputs.head
     return lambda dim: _features(detectors().ViM(None, d=dim, w=w, b=b).fit_features(*train))
 
 
 def fit_dice(inputs: MethodInputs, p: float) -> FittedMethod:
     """Energy of a head without the weights that contribute least to training data."""
-    weight, bias = head_weights(inputs.net)
+    weight, bias = inputs.head
     # all that the detector uses of training data
-    mean = collect(inputs.net, inputs.train)[0].mean(dim=0, keepdim=True)
+    mean = inputs.collect(inputs.train)[0].mean(dim=0, keepdim=True)
     detector = detectors().DICE(None, weight, bias, p=p / 100)
     detector.fit_features(mean, torch.zeros(1, dtype=torch.int64))
     # in parts: the detector multiplies all features with all weights before it sums
@@ -196,7 +192,7 @@ def fit_dice(inputs: MethodInputs, p: float) -> FittedMethod:
 
 def fit_react(inputs: MethodInputs) -> FittedMethod:
     """Energy of features clipped at a percentile of ID validation features."""
-    values = collect(inputs.net, inputs.id_val)[0]
+    values = inputs.collect(inputs.id_val)[0]
 
     def use(percentile: float) -> ScoreFunction:
         detector = detectors().ReAct(None, inputs.net, percentile=percentile / 100)
@@ -270,10 +266,10 @@ def fit_mds_ensemble(inputs: MethodInputs, noise: float) -> FittedMethod:
             run(net, x, on_input=[(stage, observe)])
         return found[0].flatten(2).mean(dim=2).float()
 
-    values, label = collect(net, inputs.train, encode)
-    check_classes("mds_ensemble", label, inputs.n_classes)
+    values, label = inputs.collect(inputs.train, encode)
+    inputs.check_classes("mds_ensemble", label)
     detector = detectors().MahalanobisODIN(encode, norm_std=list(_STD), eps=noise)
-    device = device_of(net)
+    device = inputs.device
     detector.fit_features(values.to(device), label.to(device))
 
     def outliers(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -326,7 +322,7 @@ def fit_gram(inputs: MethodInputs, powers: Sequence[int]) -> FittedMethod:
         return logits, [each.float() for each in maps]
 
     with torch.no_grad():
-        first = read(next(labelled(net, inputs.train))[0][:1])[1]
+        first = read(next(inputs.batches(inputs.train))[0][:1])[1]
     train = _TrainingParts(inputs, sum(each.numel() for each in first))
 
     _check_memory(sum(each.shape[1] for each in first) * len(powers), len(train))
@@ -341,8 +337,8 @@ def fit_gram(inputs: MethodInputs, powers: Sequence[int]) -> FittedMethod:
     detector = detectors().Gram(
         lambda _: seen[0], [start, *replay], inputs.n_classes, num_poles_list=list(powers)
     )
-    detector.to(device_of(net)).fit(train)
-    detector.to(device_of(net))  # its statistics are on the CPU
+    detector.to(inputs.device).fit(train)
+    detector.to(inputs.device)  # its statistics are on the CPU
 
     @torch.no_grad()
     def outliers(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -363,7 +359,7 @@ class _TrainingParts:
         self.inputs, self.numbers = inputs, numbers
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for x, label in labelled(self.inputs.net, self.inputs.train):
+        for x, label in self.inputs.batches(self.inputs.train):
             parts = in_parts(x, self.numbers)
             yield from zip(parts, label.split(len(parts[0])))
 

@@ -21,7 +21,7 @@ from nac_openood.detector.outcomes import Scores
 from nac_openood.distributed import map_shared
 from nac_openood.errors import NACError, some
 from nac_openood.network.architectures import table_layers
-from nac_openood.network.inputs import prepare
+from nac_openood.network.inputs import device_of, prepare
 from nac_openood.network.replica import kept_random_state, private_copy
 from nac_openood.search.run import grid_points
 
@@ -62,6 +62,51 @@ class MethodInputs:
     std: Optional[tuple[float, ...]] = None
     seed: int = 0
     progress: Optional[bool] = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        return device_of(self.net)
+
+    @property
+    def head(self) -> tuple[Tensor, Tensor]:
+        """Weight `[classes, D]` and bias `[classes]` of the head, on the CPU.
+
+        Detectors work where their weights are, and the features of a training set may not fit on a
+        GPU.
+        """
+        net: Any = self.net
+        weight, bias = net.get_fc()
+        return torch.from_numpy(weight), torch.from_numpy(bias)
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches as the network takes them, and their labels on the CPU, -1 if there are none."""
+        for batch in batches(loader):
+            yield prepare(self.net, batch.data), batch.labels()
+
+    @torch.no_grad()
+    def collect(
+        self, loader: Iterable[Any], function: Callable[[Tensor], Tensor] = lambda x: x
+    ) -> tuple[Tensor, Tensor]:
+        """The results of a function of every batch `[samples, ...]`, and the labels, on the CPU."""
+        parts, labels = [], []
+        for x, label in self.batches(loader):
+            parts.append(function(x).detach().float().cpu())
+            labels.append(label)
+        # not torch.cat, which would need twice the memory: each part is freed when it is copied
+        whole = torch.empty((sum(map(len, parts)), *parts[0].shape[1:]))
+        for rows in whole.split([len(part) for part in parts]):
+            rows.copy_(parts.pop(0))
+        return whole, torch.cat(labels)
+
+    def check_classes(self, method: str, label: Tensor, what: str = "sample") -> None:
+        """Check that every class has a training label."""
+        missing = sorted(set(range(self.n_classes)) - set(label.unique().tolist()))
+        if missing:
+            raise NACError(
+                f"{method} needs at least one training {what} of every class; there is none of "
+                f"{some(missing)}. Add training data, or leave it out of `methods`."
+            )
 
 
 @dataclass(frozen=True)
@@ -295,47 +340,6 @@ class FunctionScorer(BatchScorer):
                 logits = self.inputs.net(x).float()
                 score = self._score(x.float(), logits)
         return self._sign * score, logits.argmax(dim=1)
-
-
-def labelled(net: nn.Module, loader: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches as `net` takes them, and their labels on the CPU, -1 if there are none."""
-    for batch in batches(loader):
-        yield prepare(net, batch.data), batch.labels()
-
-
-@torch.no_grad()
-def collect(
-    net: nn.Module, loader: Iterable[Any], function: Callable[[Tensor], Tensor] = lambda x: x
-) -> tuple[Tensor, Tensor]:
-    """The results of a function of every batch `[samples, ...]`, and the labels, on the CPU."""
-    parts, labels = [], []
-    for x, label in labelled(net, loader):
-        parts.append(function(x).detach().float().cpu())
-        labels.append(label)
-    # not torch.cat, which would need twice the memory: each part is freed when it is copied
-    whole = torch.empty((sum(map(len, parts)), *parts[0].shape[1:]))
-    for rows in whole.split([len(part) for part in parts]):
-        rows.copy_(parts.pop(0))
-    return whole, torch.cat(labels)
-
-
-def check_classes(method: str, label: Tensor, n_classes: int, what: str = "sample") -> None:
-    """Check that every class has a training label."""
-    missing = sorted(set(range(n_classes)) - set(label.unique().tolist()))
-    if missing:
-        raise NACError(
-            f"{method} needs at least one training {what} of every class; there is none of "
-            f"{some(missing)}. Add training data, or leave it out of `methods`."
-        )
-
-
-def head_weights(net: Any) -> tuple[Tensor, Tensor]:
-    """Weight `[classes, D]` and bias `[classes]` of the head, on the CPU.
-
-    Detectors work where their weights are, and the features of a training set may not fit on a GPU.
-    """
-    weight, bias = net.get_fc()
-    return torch.from_numpy(weight), torch.from_numpy(bias)
 
 
 def in_parts(x: Tensor, numbers_each: int) -> tuple[Tensor, ...]:
