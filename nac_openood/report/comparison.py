@@ -354,17 +354,13 @@ def against_paper(ranked: Ranked) -> Section:
         noise = hypot(row["measured_std"] or 0, row["published_std"] or 0)
         if noise and abs(row["difference"] or 0) > 2 * noise:
             far_off.append(" ".join([*texts, f"{row['difference']:+.2f}"]))
-    return render.paper_section(("Method", "Dataset"), rows, "std", *_noise(rows, far_off))
-
-
-def _noise(rows: Sequence[Any], far_off: Sequence[str]) -> list[str]:
-    """Which numbers differ by more than those of runs with other seeds."""
-    if not any(row["published_std"] for _, row, _ in rows):
-        return ["No standard deviations over runs are published to compare differences with."]
     more = "more than twice the standard deviation over runs (both added in quadrature)"
-    return [
+    text = (
         f"These differ by {more}: {', '.join(far_off)}." if far_off else f"None differs by {more}."
-    ]
+    )
+    if not any(row["published_std"] for _, row, _ in rows):
+        text = "No standard deviations over runs are published to compare differences with."
+    return render.paper_section(("Method", "Dataset"), rows, "std", text)
 
 
 def _about(results: Results) -> dict[str, Mapping[str, str]]:

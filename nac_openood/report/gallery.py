@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Iterator, Optional, Sequence
 
 from nac_openood.benchmark.methods.table import METHODS, NAC
@@ -39,20 +38,16 @@ def hardest_samples(ranked: Ranked) -> Section:
 
 def _groups(results: Results, samples: Sequence[HardSample]) -> Iterator[Examples]:
     """The samples by kind, with bars relative to the highest value."""
-    samples = [replace(e, layers={_short(n): v for n, v in e.layers.items()}) for e in samples]
     scale = max([1.0, *(v for e in samples for v in e.layers.values() if v == v)])
     found: dict[str, list[Example]] = {}
     for e in samples:
-        bars = {n: 100 * min(1.0, max(0.0, v / scale)) for n, v in e.layers.items()}
-        labels = {n: f"{v:.2f}" if v == v else NOTHING for n, v in e.layers.items()}
+        layers = {name.replace(" (distance)", " dist."): v for name, v in e.layers.items()}
+        bars = {n: 100 * min(1.0, max(0.0, v / scale)) for n, v in layers.items()}
+        labels = {n: f"{v:.2f}" if v == v else NOTHING for n, v in layers.items()}
         image, score = picture_in(results, e.file), f"{e.score:.3f}"
         shown = Example(e.dataset, e.name, bars, image, score, labels)
         found.setdefault(e.kind, []).append(shown)
     yield from (Examples(title, found[kind]) for kind, title in _KINDS.items() if kind in found)
-
-
-def _short(layer: str) -> str:
-    return layer.replace(" (distance)", " dist.")
 
 
 def picture_in(results: Results, file: Optional[str]) -> Optional[str]:

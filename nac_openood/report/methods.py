@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from math import inf, isfinite, nan
+from itertools import product
+from math import inf, isfinite
 from statistics import fmean
 from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
 
 from nac_openood.benchmark.methods.table import METHODS
-from nac_openood.benchmark.run.results import FAR, NEAR, Results, Row, Value
+from nac_openood.benchmark.run.results import FAR, METRICS, NEAR, Results, Row, Value
 from nac_openood.report import formatting as fmt
 from nac_openood.report.render import Content, Section
 from nac_openood.tables import Cell, Column, Entry, Table, text_columns
@@ -44,7 +45,7 @@ class RankedMethod:
         ranks: dataset or group -> rank by AUROC, 1 is best; equal values share a rank.
     """
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, results: Results, rows: Sequence[Row]) -> None:
         self.method, self.title, self.rows = rows[0].method, rows[0].title, rows
         self.ours = self.method in OURS
         self.worked = [r for r in rows if r.status == "ok"]
@@ -59,17 +60,13 @@ class RankedMethod:
         self.disturbed = any(r.disturbed for r in self.worked)
         self.times = {}
         for name in ("setup_seconds", "ms_per_image", "peak_mb"):
-            found = (getattr(r, name) for r in self.worked)
-            if numbers := [n for n in found if n is not None and isfinite(n)]:
+            measured = (getattr(r, name) for r in self.worked)
+            if numbers := [n for n in measured if n is not None and isfinite(n)]:
                 self.times[name] = fmean(numbers)
         self.ms = self.times.get("ms_per_image", 0.0)
-        self.values: dict[tuple[str, str], Value] = {}
-        for dataset in dict.fromkeys(name for row in self.worked for name in row.metrics):
-            own = [row.metrics[dataset] for row in self.worked if dataset in row.metrics]
-            for name in dict.fromkeys(name for metrics in own for name in metrics):
-                numbers = [metrics.get(name, nan) for metrics in own]
-                if all(map(isfinite, numbers)):  # a mean over fewer would look like one over all
-                    self.values[dataset, name] = Value.of(numbers)
+        sets = dict.fromkeys(name for row in self.worked for name in row.metrics)
+        found = {at: results.value(self.method, *at) for at in product(sets, METRICS)}
+        self.values = {at: value for at, value in found.items() if value is not None}
         self.ranks: dict[str, int] = {}
 
     def value(self, dataset: str, metric: str = "AUROC") -> Optional[Value]:
@@ -99,7 +96,7 @@ class Ranked:
 
     def __init__(self, results: Results) -> None:
         self.results = results
-        found = [RankedMethod(rows) for rows in results.methods().values()]
+        found = [RankedMethod(results, rows) for rows in results.methods().values()]
         for m in found:
             for dataset in (d for d, metric in m.values if metric == "AUROC"):
                 m.ranks[dataset] = 1 + sum(o.auroc(dataset) > m.auroc(dataset) for o in found)

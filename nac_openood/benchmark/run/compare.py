@@ -21,7 +21,7 @@ from nac_openood.benchmark.run.cost import typical_rate
 from nac_openood.benchmark.run.examples import confident_mistakes, hardest
 from nac_openood.benchmark.run.network import Failure, NetworkRun
 from nac_openood.benchmark.run.results import NetworkInfo, Results, Row
-from nac_openood.detector.batches import Say
+from nac_openood.detector.batches import Say, tqdm
 from nac_openood.distributed import is_main, synchronized
 from nac_openood.errors import FileError, NACError, error_text
 from nac_openood.files import locked, make_folder, remove
@@ -244,12 +244,7 @@ class TimeLeft:
             return ""
         mean = sum(known) / len(known)
         seconds = sum(self._seconds.get(method, mean) for _, method in self._cells)
-        if seconds < 90:
-            return f", about {max(1, round(seconds))} s left"
-        minutes = round(seconds / 60)
-        return (
-            f", about {minutes} min left" if minutes < 90 else f", about {minutes / 60:.1f} h left"
-        )
+        return f", about {tqdm.format_interval(seconds)} left"
 
 
 def _tell(on_result: Callable[[Row], None], row: Row) -> None:

@@ -284,11 +284,13 @@ class Results:
         return found
 
     def value(self, method: str, dataset: str, metric: str) -> Optional[Value]:
-        """Mean and sample standard deviation over the runs that worked; None without a number."""
+        """Mean and sample standard deviation over the runs that worked.
+
+        None if any of them has no number: a mean over fewer would look like one over all.
+        """
         rows = [r for r in self.rows if r.method == method and r.status == "ok"]
-        found = [r.metrics.get(dataset, {}).get(metric) for r in rows]
-        numbers = [number for number in found if number is not None]
-        return Value.of(numbers) if numbers else None
+        numbers = [r.metrics.get(dataset, {}).get(metric, np.nan) for r in rows]
+        return Value.of(numbers) if numbers and np.isfinite(numbers).all() else None
 
     def summary(self) -> list[dict[str, Any]]:
         """A dict per method and dataset, with mean and sample standard deviation of every metric.
