@@ -6,6 +6,7 @@ on which they differ.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from typing import Any, Mapping, Optional, Sequence
 
@@ -16,7 +17,6 @@ from nac_openood import tables as shown
 from nac_openood.analysis.data import ID_VAL, AnalysisData, BySet, Options
 from nac_openood.analysis.finding import Finding, MetricStudy
 from nac_openood.benchmark.methods.backends import scorers
-from nac_openood.benchmark.methods.scorer import MethodInputs
 from nac_openood.benchmark.methods.table import METHODS, NAC, Absent, Method, chosen_methods
 from nac_openood.benchmark.run.network import FeatureBatches, Features, checked_scores
 from nac_openood.benchmark.run.results import NEAR, metrics_by_set
@@ -100,12 +100,10 @@ def _scores(data: AnalysisData, method: Method, make: Any, options: Options) -> 
         kept = Features(feature, readings.prediction, readings.label)
         return FeatureBatches(lambda: kept, readings.n_samples, data.run.study.batch_size)
 
-    sets, scorer = data.run.study.sets, make(method, data.run.checkpoint)
+    scorer = make(method, data.run.checkpoint)
     train, id_val, ood_val = map(features, (data.train, fitting.id_val, fitting.ood_val))
-    scorer.setup(
-        MethodInputs(data.run.head, sets.id_name, sets.n_classes, train, id_val, ood_val,
-                     std=sets.std, seed=options.seed, progress=options.progress)
-    )  # fmt: skip
+    read: Any = {"train": train, "id_val": id_val, "ood_val": ood_val, "seed": options.seed}
+    scorer.setup(replace(data.run.inputs("features"), **read, progress=options.progress))
     found = {name: scorer.score(features(readings)) for name, readings in data.scored.items()}
     checked = (checked_scores(s, data.scored[n].n_samples, n) for n, s in found.items())
     return {name: scores.score.astype(np.float64) for name, scores in zip(found, checked)}
