@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
 from nac_openood.__about__ import __version__
-from nac_openood.benchmark import methods
-from nac_openood.benchmark.methods import features, gradients
+from nac_openood.benchmark.methods import AUTO_BACKEND, BACKENDS, OPENOOD, OWN, PYTORCH_OOD
 from nac_openood.benchmark.methods.scorer import FunctionScorer, MethodInputs, MethodSetup, Scorer
 from nac_openood.benchmark.methods.table import NAC, Absent, Method
 from nac_openood.core.rule import rule_named, stored_layers
@@ -124,20 +123,20 @@ def usable_backends(name: str, say: Say = lambda text: None) -> tuple[str, ...]:
     from nac_openood.benchmark.methods.pytorch_ood import detectors
     from nac_openood.plugin.source import has_openood, openood_ready
 
-    if name not in methods.BACKENDS:
-        raise NACError(f"`backend` must be one of {', '.join(methods.BACKENDS)}; got {name!r}.")
-    if name == methods.OPENOOD:
+    if name not in BACKENDS:
+        raise NACError(f"`backend` must be one of {', '.join(BACKENDS)}; got {name!r}.")
+    if name == OPENOOD:
         with openood_ready():
-            return (methods.OPENOOD,)
-    if name == methods.AUTO_BACKEND and has_openood():
-        return (methods.OPENOOD, methods.PYTORCH_OOD)
+            return (OPENOOD,)
+    if name == AUTO_BACKEND and has_openood():
+        return (OPENOOD, PYTORCH_OOD)
     try:
         detectors()
     except Absent as error:
-        if name != methods.AUTO_BACKEND:
+        if name != AUTO_BACKEND:
             raise
         say(f"no baselines, NAC alone: OpenOOD is not installed, and {error}")
-    return (methods.PYTORCH_OOD,)
+    return (PYTORCH_OOD,)
 
 
 def scorers(
@@ -158,7 +157,7 @@ def scorers(
             checkpoint.
         say: function that is called with a message if no baseline can run.
     """
-    ours = [row for row in rows if row.rule or row.scorer or row.backends == (methods.OWN,)]
+    ours = [row for row in rows if row.rule or row.scorer or row.backends == (OWN,)]
     baselines = len(ours) < len(rows)
     backends = usable_backends(backend, say) if baselines else ()
 
@@ -167,15 +166,17 @@ def scorers(
             return method.scorer()
         if method.rule is not None:
             return NACScorer(rule=method.rule, **(nac if method.name == NAC else {}))
-        usable = next((name for name in (*backends, methods.OWN) if name in method.backends), None)
+        usable = next((name for name in (*backends, OWN) if name in method.backends), None)
         if usable is None:
             instead = f"backend={method.backends[0]!r}" if method.backends else "scorer"
             raise Absent(f"{method.title} is not in {' or '.join(backends)}: pass `{instead}`.")
-        if usable == methods.OWN:
+        if usable == OWN:
+            from nac_openood.benchmark.methods import features, gradients
+
             functions = {**vars(features), **vars(gradients)}
             title = f"nac_openood {__version__}"
             return FunctionScorer(method, title, functions[f"fit_{method.name}"])
-        if usable == methods.PYTORCH_OOD:
+        if usable == PYTORCH_OOD:
             from nac_openood.benchmark.methods import pytorch_ood
 
             pytorch_ood.detectors()  # raises if it is not installed
