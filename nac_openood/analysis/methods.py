@@ -209,20 +209,20 @@ def _gallery(
     others = [method for method in scores if method != NAC_TITLE]
     found = []
     for title, (sets, rejects) in groups.items():
-        places = [(name, row) for name in sets for row in range(len(scores[NAC_TITLE][name]))]
+        samples = [(name, row) for name in sets for row in range(len(scores[NAC_TITLE][name]))]
         rank, rejecting = _joined(ranks, sets), _joined(rejected, sets)
-        unlike = np.mean([rejecting[m] != rejects for m in others], axis=0) > 0.5
-        lead = np.mean([rank[m] for m in others], axis=0) - rank[NAC_TITLE]
-        chosen = np.flatnonzero((rejecting[NAC_TITLE] == rejects) & unlike)
-        order = np.argsort(-lead[chosen] if rejects else lead[chosen], kind="stable")
+        disputed = np.mean([rejecting[m] != rejects for m in others], axis=0) > 0.5
+        gap = np.mean([rank[m] for m in others], axis=0) - rank[NAC_TITLE]
+        chosen = np.flatnonzero((rejecting[NAC_TITLE] == rejects) & disputed)
+        order = np.argsort(-gap[chosen] if rejects else gap[chosen], kind="stable")
         examples = []
         for number in chosen[order][:_MOST_EXAMPLES]:
-            name, row = places[number]
-            samples = data.run.study.scored[name]
-            picture = samples.picture(row)
+            name, row = samples[number]
+            dataset = data.run.study.scored[name]
+            picture = dataset.picture(row)
             image = None if picture is None else png_url(small_png(picture))
             shares = {method: float(rank[method][number]) for method in scores}
-            examples.append(shown.Example(name, samples.sample_name(row), shares, image))
+            examples.append(shown.Example(name, dataset.sample_name(row), shares, image))
         if examples:
             found.append(shown.Examples(title, examples))
     return found
@@ -235,9 +235,9 @@ def _agreement_sentence(
     disputed = _percent((votes > 0) & (votes < n_methods))
     text = "At thresholds that keep 95 % of the ID validation data, "
     text += f"the {n_methods} methods disagree on {disputed:.1f} % of the OOD samples."
-    alike = {m: r for m, r in correlations[NAC_TITLE].items() if m != NAC_TITLE and r is not None}
-    if alike:
-        most, least = max(alike, key=alike.__getitem__), min(alike, key=alike.__getitem__)
-        text += f" By rank correlation, NAC orders OOD samples most like {most} ({alike[most]:.2f})"
-        text += "." if least == most else f" and least like {least} ({alike[least]:.2f})."
+    rc = {m: r for m, r in correlations[NAC_TITLE].items() if m != NAC_TITLE and r is not None}
+    if rc:
+        most, least = max(rc, key=rc.__getitem__), min(rc, key=rc.__getitem__)
+        text += f" By rank correlation, NAC orders OOD samples most like {most} ({rc[most]:.2f})"
+        text += "." if least == most else f" and least like {least} ({rc[least]:.2f})."
     return text

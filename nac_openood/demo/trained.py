@@ -60,7 +60,8 @@ def trained(
         arch: `resnet_embedded` or `vit_embedded`.
         cache: folder of the cache; None takes `cache_folder()`.
         seed: random seed of the training.
-        say: function that is told whether the network is trained or loaded.
+        say: function that is called with a message before the network is trained or once it is
+            loaded.
     """
     path = cached_file(arch, cache=cache, seed=seed)
     if path.is_file():

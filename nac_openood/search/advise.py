@@ -264,8 +264,8 @@ def advise_on_readings(
             use += ", or search the settings"
         wrong.append(f"on {against}, {use}")
     sizes = pair[0].n_samples, pair[1].n_samples
-    said = tuple(wrong), tuple(notes)
-    return Advice(title, against, *sizes, table, differences, *said, time.perf_counter() - began)
+    texts = tuple(wrong), tuple(notes)
+    return Advice(title, against, *sizes, table, differences, *texts, time.perf_counter() - began)
 
 
 def _some_rows(readings: Readings) -> Readings:

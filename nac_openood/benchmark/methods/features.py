@@ -115,28 +115,29 @@ def fit_nnguide(inputs: MethodInputs, K: int, alpha: float) -> FittedMethod:
 
 
 def fit_cfood(inputs: MethodInputs, alpha: float, k: float) -> FittedMethod:
-    """The smallest neighborhoods of reference points, as a share of them, that hold a sample.
+    """The smallest size of neighborhoods of which a share `k` contain the sample, negated.
 
-    A share `k` of the points must have it; they are a random share `alpha` of training data.
+    Neighborhoods are those of reference points, a random share `alpha` of the training data; their
+    sizes are shares of these points.
     """
     values = F.normalize(inputs.collect(inputs.train)[0], dim=1)
     n = max(2, int(alpha * len(values)))
     bank = values[torch.randperm(len(values))[:n]].to(inputs.device)
     grid = np.linspace(0.001, 0.1, 100), np.linspace(0.105, 0.5, 81), np.linspace(0.51, 0.99, 49)
     shares = np.concatenate(grid)
-    places, first = np.unique((shares * n - 1).astype(int), return_index=True)
+    ranks, first = np.unique((shares * n - 1).astype(int), return_index=True)
     sizes = bank.new_tensor([*shares[first], 1.0])
 
     def distances(x: Tensor) -> Tensor:
         return ((bank - x) ** 2).sum(dim=1)
 
     # the nearest point is the point itself
-    radius = torch.stack([distances(point).sort().values[places + 1] for point in bank])
+    radius = torch.stack([distances(point).sort().values[ranks + 1] for point in bank])
 
     def score(features: Tensor, logits: Tensor) -> Tensor:
         unit = F.normalize(features, dim=1)
-        held = torch.stack([(radius >= distances(x)[:, None]).float().mean(dim=0) for x in unit])
-        return -sizes[(held < k).sum(dim=1)]  # larger neighborhoods hold no fewer
+        share = torch.stack([(radius >= distances(x)[:, None]).float().mean(dim=0) for x in unit])
+        return -sizes[(share < k).sum(dim=1)]  # shares grow with the size
 
     return lambda: score
 
@@ -163,15 +164,15 @@ def fit_weiper(
     def histograms(values: Tensor, ends: Tensor) -> Tensor:
         steps = torch.arange(n_bins + 1, device=values.device) / n_bins
         edges = ends[0] + steps * (ends[1] - ends[0])
-        places = torch.bucketize(values, edges, right=True)
+        bins = torch.bucketize(values, edges, right=True)
         counts = values.new_zeros(len(values), n_bins + 2)
-        counts.scatter_add_(1, places, torch.ones_like(values))
+        counts.scatter_add_(1, bins, torch.ones_like(values))
         return counts[:, 1:-1] / values.shape[1]
 
-    def unlike(found: Tensor, usual: Tensor, eps: float, width: int) -> Tensor:
+    def divergence(found: Tensor, mean: Tensor, eps: float, width: int) -> Tensor:
         pad = (width - 1) // 2, width // 2
         found = F.avg_pool1d(F.pad(found[:, None], pad, mode="replicate"), width, stride=1)[:, 0]
-        p, q = (F.normalize(each + eps, p=1, dim=-1) for each in (usual, found))
+        p, q = (F.normalize(each + eps, p=1, dim=-1) for each in (mean, found))
         return ((p - q) * (p.log() - q.log())).sum(dim=1)
 
     values = inputs.collect(inputs.train)[0]
@@ -181,16 +182,16 @@ def fit_weiper(
     )
     ends = torch.stack([extremes[..., 0].amin(dim=0), extremes[..., 1].amax(dim=0)], dim=1)
     found = [list(map(histograms, spaces(part.to(weight)), ends)) for part in parts]
-    usual = [sum(each.sum(dim=0) for each in column) / len(values) for column in zip(*found)]
+    means = [sum(each.sum(dim=0) for each in column) / len(values) for column in zip(*found)]
 
     def use(lambda_1: float, lambda_2: float) -> ScoreFunction:
         def score(features: Tensor, logits: Tensor) -> Tensor:
             both = spaces(features.to(weight))
-            of_features, of_logits = map(
-                unlike, map(histograms, both, ends), usual, _EPS, smoothing
-            )
-            sure = both[1].unflatten(1, (n_repeats, -1)).softmax(dim=2).amax(dim=2).mean(dim=1)
-            return lambda_2 * sure - of_features - lambda_1 * of_logits
+            by_space = map(divergence, map(histograms, both, ends), means, _EPS, smoothing)
+            of_features, of_logits = by_space
+            posteriors = both[1].unflatten(1, (n_repeats, -1)).softmax(dim=2)
+            confidence = posteriors.amax(dim=2).mean(dim=1)
+            return lambda_2 * confidence - of_features - lambda_1 * of_logits
 
         return score
 

@@ -256,11 +256,11 @@ def against(
     rows = []
     for method, dataset, metric in cells:
         value = printed.get(method, {}).get(dataset, {}).get(metric)
-        mine = measured(method, dataset, metric)
-        if mine is not None or value is not None:
+        found = measured(method, dataset, metric)
+        if found is not None or value is not None:
             at = {"source": source, "method": method, "dataset": dataset, "metric": metric}
             derived = value is not None and value.derived
-            numbers = _beside(value, mine or (None, None), "std")
+            numbers = _beside(value, found or (None, None), "std")
             rows.append({**at, **numbers, "derived": derived})
     return rows
 
