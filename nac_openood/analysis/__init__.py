@@ -30,31 +30,28 @@ class Kind(NamedTuple):
         help: what it shows, for the help text.
         module: the module of this package with the function of that name.
         in_all: whether "all" includes it: it needs no other networks and measures no times.
-        plus: the function for NAC+, "module:function"; empty if the study is about NAC only.
+        plus: whether NAC+ can be studied, too; the others are about settings that it does not have.
     """
 
     name: str
     help: str
     module: str
     in_all: bool = True
-    plus: str = ""
+    plus: bool = False
 
 
 #: Every kind by name, in the order of the page.
 KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (
     Kind("states", "output, gradient or both: what the neuron state is made of", "states"),
-    Kind("layers", "which layers to combine, for every subset of them", "ablations",
-         plus="ablations:plus_layers"),
+    Kind("layers", "which layers to combine, for every subset of them", "ablations", plus=True),
     Kind("params", "alpha, r and M, one at a time around the settings in use", "ablations"),
-    Kind("samples", "how many training samples NAC needs", "ablations",
-         plus="ablations:samples"),
+    Kind("samples", "how many training samples NAC needs", "ablations", plus=True),
     Kind("near", "near-OOD data: NAC and the baselines that work on features", "methods"),
     Kind("weighted", "searched weights of the layers against equal weights", "ablations"),
     Kind("calibration", "calibration errors, where OOD samples count as wrong", "calibration",
-         plus="calibration:calibration"),
+         plus=True),
     Kind("agreement", "which samples NAC and other methods disagree on", "methods"),
-    Kind("cost", "time and memory, compared with other methods", "cost", in_all=False,
-         plus="cost:cost"),
+    Kind("cost", "time and memory, compared with other methods", "cost", in_all=False, plus=True),
     Kind("schemes", "NAC on networks that were trained by other schemes", "schemes", in_all=False),
 )}  # fmt: skip
 
@@ -93,14 +90,12 @@ def analyze(
     for kind in chosen_kinds(kinds, data.config.rule):
         options.say(f"analysis: {kind.name}")
         try:
-            function = f"{kind.module}:{kind.name}"
-            function = kind.plus if data.config.rule == PLUS else function
-            if not function:
+            if data.config.rule == PLUS and not kind.plus:
                 raise NACError(
                     f"this study is about the settings of NAC, which NAC+ does not have. For NAC+ "
                     f"there are {', '.join(k.name for k in KINDS.values() if k.plus)}."
                 )
-            study = resolve_name(f"{__name__}.{function}")
+            study = resolve_name(f"{__name__}.{kind.module}:{kind.name}")
             yield kind.name, replace(study(data, options), about=data.about())
         except FileError:  # a full disk: no other analysis would succeed
             raise

@@ -58,6 +58,8 @@ _FACTORS = (0.01, 0.1, 1, 10, 100)
 
 def layers(data: AnalysisData, options: Options) -> Finding:
     """AUROC and FPR@95 of all combinations of layers, with the settings in use."""
+    if data.config.rule == PLUS:
+        return _plus_layers(data, options)
     scores, study = NACScores(data), MetricStudy(data, options, "layers")
     for chosen in subsets(data.layers):
         settings = {name: data.settings[name] for name in chosen}
@@ -85,7 +87,7 @@ def layers(data: AnalysisData, options: Options) -> Finding:
     )  # fmt: skip
 
 
-def plus_layers(data: AnalysisData, options: Options) -> Finding:
+def _plus_layers(data: AnalysisData, options: Options) -> Finding:
     """AUROC and FPR@95 of all combinations of layers, and of each part of the score alone."""
     scores, study, every = PlusScores(data), MetricStudy(data, options, "layers"), data.early_layers
     chosen = {"+".join(names): names for names in subsets(every)}
@@ -291,7 +293,7 @@ def samples(data: AnalysisData, options: Options) -> Finding:
     least, most, means = min(shares), max(shares), []
     for way in ways:
         few, many = (summary(n, way, study.group, "AUROC").mean for n in (least, most))
-        means.append(f"{few:.2f} % and {many:.2f} % ({way})")
+        means.append(f"{few:.2f} % and {many:.2f} %" + ("" if plus else f" ({way})"))
     study.notes.append("Mean \u00b1 sample standard deviation over random draws.")
     if not plus:
         study.notes[-1] += (
