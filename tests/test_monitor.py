@@ -21,13 +21,17 @@ lightnings_own = pytest.mark.filterwarnings(
 CONFIG = IntegralConfig(n_bins=20, full_count=2, steepness=20.0)
 
 
+def loader(n, seed, batch_size=16, **options):
+    draw = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % 3
+    x = torch.randn(n, 4, generator=draw)
+    x[:, :3] += 2 * nn.functional.one_hot(y, 3)
+    return DataLoader(TensorDataset(x, y), batch_size, **options)
+
+
 @pytest.fixture
 def data():
-    generator = torch.Generator().manual_seed(0)
-    y = torch.arange(48) % 3
-    x = torch.randn(48, 4, generator=generator)
-    x[:, :3] += nn.functional.one_hot(y, 3)
-    return DataLoader(TensorDataset(x, y), batch_size=8)
+    return loader(48, 0, batch_size=8)
 
 
 @pytest.fixture
@@ -134,14 +138,6 @@ def test_lightning_stops_early(net, data, tmp_path, monkeypatch):
 
 
 # -- a detector at the end of a training -------------------------------------------------
-
-
-def loader(n, seed, **options):
-    draw = torch.Generator().manual_seed(seed)
-    y = torch.arange(n) % 3
-    x = torch.randn(n, 4, generator=draw)
-    x[:, :3] += 2 * nn.functional.one_hot(y, 3)
-    return DataLoader(TensorDataset(x, y), batch_size=16, **options)
 
 
 class Validated(Module):
