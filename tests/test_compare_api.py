@@ -277,7 +277,7 @@ def test_the_time_left_is_that_of_earlier_networks(monkeypatch):
         left.finished(run_name, method)
         seen.append(str(left))
     # msp takes 10 s, and nac at first as long as msp
-    assert seen == [", about 00:50 left", ", about 2:00:20 left", ", about 2:00:00 left"]
+    assert seen == [", about 00:50 left", ", about 2:00:20 left", ", about 2:00:10 left"]
     assert str(TimeLeft([("a", "msp")])) == ""
 
 

@@ -23,8 +23,7 @@ from nac_openood.detector.config import NACConfig
 from nac_openood.distributed import from_main
 from nac_openood.errors import NACError
 from nac_openood.network.probe import count_classes
-from nac_openood.network.replica import unwrap
-from nac_openood.sources.checkpoints import find_checkpoints, networks_by_name
+from nac_openood.sources.checkpoints import find_checkpoints, named_networks, networks_by_name
 from nac_openood.sources.samples import Samples
 from nac_openood.sources.sets import Datasets, check_file_names
 
@@ -140,7 +139,7 @@ def compare(
         raise NACError(f"`against` must be 'paper', 'leaderboard' or None, got {against!r}.")
     if against is not None:  # raises early if not published
         published(id_name, arch or "an unnamed architecture", against)
-    named = _named(networks)
+    named = named_networks(networks, find_checkpoints)
     check_file_names("a network", named)
     if not named:
         raise NACError("expected at least one network in `networks`, got none.")
@@ -204,18 +203,3 @@ def log_to_wandb(run: Any) -> Callable[[Row], None]:
             `NETWORK/METHOD/SET/METRIC`.
     """
     return lambda row: run.log({f"{row.run}/{row.method}/{n}": v for n, v in row.flat().items()})
-
-
-def _named(networks: Any) -> Mapping[str, Network]:
-    """Name each network after its class or its checkpoint, unless it has a name."""
-    if isinstance(networks, Mapping):
-        return networks
-    if not isinstance(networks, (nn.Module, str, Path, Sequence)):
-        raise NACError(f"expected a network, or several, got {type(networks).__name__}.")
-    several: Any = [networks] if isinstance(networks, (nn.Module, str, Path)) else list(networks)
-    modules = [net for net in several if isinstance(net, nn.Module)]
-    files = find_checkpoints([path for path in several if not isinstance(path, nn.Module)])
-    names = [type(unwrap(net)).__name__ for net in modules]
-    if len(modules) > 1:
-        names = [f"{name}-{number}" for number, name in enumerate(names)]
-    return {**dict(zip(names, modules)), **{file.name: file.path for file in files}}

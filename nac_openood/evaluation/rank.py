@@ -154,20 +154,15 @@ def networks_of(
     Raises:
         NACError: if there are fewer than two, or paths without `load`.
     """
-    if not isinstance(networks, Mapping):
-        names = [
-            f"{type(one).__name__}-{number}" if isinstance(one, nn.Module) else Path(one).stem
-            for number, one in enumerate(networks)
-        ]
-        networks = dict(zip(sources.distinct(names), networks))
-    check_file_names("a checkpoint", networks)
-    if len(networks) < 2:
+    named = sources.named_networks(networks, sources.run_checkpoints)
+    check_file_names("a checkpoint", named)
+    if len(named) < 2:
         raise NACError(
-            f"expected at least two checkpoints to rank, got {len(networks)}: the rank correlation "
+            f"expected at least two checkpoints to rank, got {len(named)}: the rank correlation "
             "of one is undefined. For the coverage of a single network use coverage_integral."
         )
-    checkpoints, network = sources.networks_by_name(networks, load, "rank")
-    if not any(isinstance(one, nn.Module) for one in networks.values()):
+    checkpoints, network = sources.networks_by_name(named, load, "rank")
+    if not any(isinstance(one, nn.Module) for one in named.values()):
         checkpoints = sources.by_step(checkpoints)
     return checkpoints, network
 

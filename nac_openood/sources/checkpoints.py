@@ -110,6 +110,28 @@ def distinct(names: Sequence[str]) -> list[str]:
     return [f"{i}-{name}" for i, name in enumerate(names)] if repeated else list(names)
 
 
+def named_networks(
+    networks: Any, find: Callable[[Sequence[Any]], list[Checkpoint]]
+) -> Mapping[str, Any]:
+    """Name each network after its class or its checkpoint, unless it has a name.
+
+    Args:
+        networks: a module or the path of a checkpoint, or several, in a list or by name.
+        find: `find_checkpoints` or `run_checkpoints`, for paths without names.
+    """
+    if isinstance(networks, Mapping):
+        return networks
+    if not isinstance(networks, (nn.Module, str, Path, Sequence)):
+        raise NACError(f"expected a network, or several, got {type(networks).__name__}.")
+    several: Any = [networks] if isinstance(networks, (nn.Module, str, Path)) else list(networks)
+    modules = [net for net in several if isinstance(net, nn.Module)]
+    files = find([path for path in several if not isinstance(path, nn.Module)])
+    names = [type(unwrap(net)).__name__ for net in modules]
+    if len(modules) > 1:
+        names = [f"{name}-{number}" for number, name in enumerate(names)]
+    return {**dict(zip(names, modules)), **{file.name: file.path for file in files}}
+
+
 def networks_by_name(
     named: Mapping[str, Any], load: Optional[Callable[[str], nn.Module]], verb: str
 ) -> tuple[list[Checkpoint], Callable[[Checkpoint], nn.Module]]:

@@ -297,13 +297,11 @@ class Results:
 
         `runs` is the number of runs that worked. See also `table`.
         """
-        found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        for line in self.table():
-            found.setdefault((line["method"], line["dataset"]), []).append(line)
-        rows = []
-        for (method, dataset), lines in found.items():
-            row = {"method": method, "title": lines[0]["title"], "dataset": dataset}
-            row.update(role=lines[0]["role"], runs=sum(line["status"] == "ok" for line in lines))
+        rows, methods = [], self.methods()
+        lines = {(line["method"], line["dataset"]): line for line in self.table()}
+        for (method, dataset), line in lines.items():
+            row = {name: line[name] for name in ("method", "title", "dataset", "role")}
+            row["runs"] = sum(r.status == "ok" for r in methods[method]) if dataset else 0
             for metric in METRICS:
                 value = self.value(method, dataset, metric)
                 row.update({metric: value and value.mean, f"{metric} std": value and value.std})
