@@ -91,7 +91,8 @@ def rank_checkpoints(
 
     Args:
         checkpoints: two or more, in the order of training: paths or modules, in a list or by name.
-            Paths whose names end in a number (`step_300.pt`) are put in the order of the numbers.
+            A folder stands for the checkpoints in it. Paths whose names end in a number
+            (`step_300.pt`) are put in the order of the numbers.
         train: training data of the source domains by name, without augmentation: map-style datasets
             of `(x, y)`, or `DataLoader`s of them.
         val: held-out data of the source domains by name.

@@ -111,8 +111,8 @@ def _holm(found: Sequence[Difference]) -> list[Difference]:
     return [replace(each, p=adjusted[each.method]) for each in found]
 
 
-def clearly(difference: Difference, level: float = 0.01) -> Optional[str]:
+def clearly(difference: Difference) -> Optional[str]:
     """The side, "ahead" or "behind", of a difference that chance does not explain, else None."""
-    if not difference.p < level:
+    if not difference.p < 0.01:
         return None
     return "ahead" if difference.points > 0 else "behind"
