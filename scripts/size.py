@@ -55,17 +55,17 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 #: for what fresh attacks found 165, and 120 to the tests. Tests of errors of stored arrays and of
 #: other finds of an audit of what a release needs: 55.
 LIMITS: dict[str, int] = {
-    "code lines": 19_175,
-    "files": 146,
-    "record types": 118,
-    "modules below 120 lines with one importer": 16,
+    "code lines": 18_990,
+    "files": 145,
+    "record types": 115,
+    "modules below 120 lines with one importer": 14,
     "code lines of tests": 18_260,
 }
 #: How many files each call may pass through. The advice after a search compares with methods that
 #: read the head: three files more.
 FILE_LIMITS: dict[str, int] = {
-    "nac-openood score": 36,
-    "nac-openood compare": 71,
+    "nac-openood score": 35,
+    "nac-openood compare": 69,
     "plugin: setup with search": 29,
     "plugin: inference": 15,
     "NACDetector.fit": 17,

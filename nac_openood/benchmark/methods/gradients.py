@@ -14,8 +14,6 @@ from torch.nn import functional as F
 
 from nac_openood.benchmark.methods.scorer import FittedMethod, MethodInputs, ScoreFunction, in_parts
 from nac_openood.network.head import head_of
-from nac_openood.network.inputs import logits_of
-from nac_openood.network.replica import run
 
 
 def fit_grood(inputs: MethodInputs, n_noise_samples: int) -> FittedMethod:
@@ -57,13 +55,13 @@ def fit_iodin(inputs: MethodInputs) -> FittedMethod:
             return F.cross_entropy(logits / temperature, logits.argmax(dim=1))
 
         def score(x: Tensor) -> tuple[Tensor, Tensor]:
-            logits, gradient = _gradient(x, lambda x: (logits_of(run(inputs.net, x), x),), loss)
+            logits, gradient = _gradient(x, lambda x: (inputs.logits(x),), loss)
             flat = gradient.abs().flatten(1)
             mask = F.one_hot(flat.argmax(dim=1), flat.shape[1]).view_as(x)
             step = gradient.ge(0).to(x) * 2 - 1
             moved = x - noise * step * mask / x.new_tensor(std).view(-1, 1, 1)
             with torch.no_grad():
-                found = logits_of(run(inputs.net, moved), moved) / temperature
+                found = inputs.logits(moved) / temperature
             return found.softmax(dim=1).amax(dim=1), logits
 
         return score
@@ -99,8 +97,8 @@ def _adascale(
 
     def run_head(x: Tensor) -> tuple[Tensor, Tensor]:
         found: list[Tensor] = []
-        logits = run(net, x, on_input=[(head, lambda _, given: found.append(given[0].clone()))])
-        return logits_of(logits, x), found[-1]
+        on_input = [(head, lambda _, features: found.append(features[0].clone()))]
+        return inputs.logits(x, on_input=on_input), found[-1]
 
     def read(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, features, and how much the largest of them depend on unimportant pixels."""

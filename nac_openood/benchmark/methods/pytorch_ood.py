@@ -25,8 +25,6 @@ from nac_openood.benchmark.methods.scorer import (
 )
 from nac_openood.benchmark.methods.table import Absent
 from nac_openood.errors import NACError
-from nac_openood.network.inputs import logits_of
-from nac_openood.network.replica import run
 
 #: What OpenOOD assumes if it does not know how images were normalized.
 _STD = (0.5, 0.5, 0.5)
@@ -228,7 +226,7 @@ def fit_odin(inputs: MethodInputs) -> FittedMethod:
     passes: list[Tensor] = []
 
     def logits(x: Tensor) -> Tensor:
-        found = logits_of(run(inputs.net, x), x)
+        found = inputs.logits(x)
         passes.append(found.detach())
         return found
 
@@ -258,12 +256,12 @@ def fit_mds_ensemble(inputs: MethodInputs, noise: float) -> FittedMethod:
     def encode(x: Tensor) -> Tensor:
         found: list[Tensor] = []
 
-        def observe(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            found.append(inputs[0].clone())
+        def observe(module: nn.Module, entering: tuple[Tensor, ...]) -> None:
+            found.append(entering[0].clone())
             raise _EndOfPass
 
         with suppress(_EndOfPass):
-            run(net, x, on_input=[(stage, observe)])
+            inputs.logits(x, on_input=[(stage, observe)])
         return found[0].flatten(2).mean(dim=2).float()
 
     values, label = inputs.collect(inputs.train, encode)
@@ -275,7 +273,7 @@ def fit_mds_ensemble(inputs: MethodInputs, noise: float) -> FittedMethod:
     def outliers(x: Tensor) -> tuple[Tensor, Tensor]:
         outlier = detector.predict(x)
         with torch.no_grad():
-            return outlier, logits_of(run(net, x), x)
+            return outlier, inputs.logits(x)
 
     return lambda: outliers
 
@@ -294,7 +292,7 @@ def fit_rankfeat(inputs: MethodInputs, temperature: float) -> FittedMethod:
 
     @torch.no_grad()
     def outliers(x: Tensor) -> tuple[Tensor, Tensor]:
-        found = [logits_of(run(net, x, on_output=change), x).float() for change in changes]
+        found = [inputs.logits(x, on_output=change).float() for change in changes]
         logits, first, second = found
         return energy.predict_logits((first + second) / 2), logits  # as in OpenOOD
 
@@ -318,7 +316,7 @@ def fit_gram(inputs: MethodInputs, powers: Sequence[int]) -> FittedMethod:
         # not copied: after an in-place ReLU OpenOOD reads the changed maps, too
         maps: list[Tensor] = []
         on_output = [(module, lambda *call: maps.append(call[2])) for module in modules]
-        logits = logits_of(run(net, x, on_output=on_output), x).float()
+        logits = inputs.logits(x, on_output=on_output).float()
         return logits, [each.float() for each in maps]
 
     with torch.no_grad():

@@ -21,8 +21,8 @@ from nac_openood.detector.outcomes import Scores
 from nac_openood.distributed import map_shared
 from nac_openood.errors import NACError, some
 from nac_openood.network.architectures import table_layers
-from nac_openood.network.inputs import device_of, prepare
-from nac_openood.network.replica import kept_random_state, private_copy
+from nac_openood.network.inputs import device_of, logits_of, prepare
+from nac_openood.network.replica import kept_random_state, private_copy, run
 from nac_openood.search.run import grid_points
 
 Point = dict[str, Any]
@@ -78,6 +78,10 @@ class MethodInputs:
         net: Any = self.net
         weight, bias = net.get_fc()
         return torch.from_numpy(weight), torch.from_numpy(bias)
+
+    def logits(self, x: Tensor, **observers: Any) -> Tensor:
+        """The logits of a batch; `observers` are those of `nac_openood.network.replica.run`."""
+        return logits_of(run(self.net, x, **observers), x)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches as the network takes them, and their labels on the CPU, -1 if there are none."""
