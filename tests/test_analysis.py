@@ -427,8 +427,8 @@ def test_studies_of_nac_plus(net, tmp_path):
     assert every == pytest.approx({name: line["AUROC"] for name, line in expected.items()})
     parts = [row[0] for row in found.tables[1].rows]
     (head,) = {*data.layers} - {*data.early_layers}
-    assert parts[:2] == ["logits (GEN)", f"{head} (alignment)"]
-    assert len(parts) == 2 + 2 * len(data.early_layers)
+    assert parts[:3] == ["logits (GEN)", f"{head} (alignment)", f"{head} (distance)"]
+    assert len(parts) == 3 + 2 * len(data.early_layers)
     assert len(found.tables[0].rows) == 2 ** len(data.early_layers) - 1
     few = finding(data, "samples", shares=(0.2, 1.0), repeats=2)
     assert [row[0].split()[0] for row in few.tables[0].rows] == ["50", "250"]
