@@ -119,7 +119,7 @@ class Fusion:
     `score = w log p(late) - log(1 + s / p(early))`. Where the early layers find a sample unusual,
     `p(early)` below `s`, they count in full; above that, hardly at all.
 
-    Two kinds of parts are weighted by `agreement` with GEN on the calibration data: the distance of
+    Two kinds of parts are weighted by `_agreement` with GEN on the calibration data: the distance of
     the head's input by it, because where confident samples are far from the mean, as in most
     convolutional networks, a large distance is no sign of OOD data; early parts by 1 less it,
     because what the logits say must not count twice.
@@ -152,7 +152,7 @@ class Fusion:
         #: The weight of each part that does not count in full.
         self.weights: dict[str, float] = {}
         if self._weighted:
-            shared = {name: agreement(part, used[LOGITS]) for name, part in used.items()}
+            shared = {name: _agreement(part, used[LOGITS]) for name, part in used.items()}
             self.weights = {name: 1.0 - shared[name] for name in _early_parts(used)}
             self.weights[DISTANCE] = shared[DISTANCE]
         self._estimates = {name: TailEstimate(part) for name, part in used.items()}
@@ -206,7 +206,7 @@ class Fusion:
         return -torch.log1p(self.softness * torch.exp(-early))
 
 
-def agreement(part: Tensor, logits: Tensor) -> float:
+def _agreement(part: Tensor, logits: Tensor) -> float:
     """How far a part orders ID samples as GEN does, from 0 to 1.
 
     The square of Spearman's rank correlation, less two standard errors of it: with few samples, a
