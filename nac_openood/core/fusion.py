@@ -119,10 +119,10 @@ class Fusion:
     `score = w log p(late) - log(1 + s / p(early))`. Where the early layers find a sample unusual,
     `p(early)` below `s`, they count in full; above that, hardly at all.
 
-    Two kinds of parts are weighted by `_agreement` with GEN on the calibration data: the distance of
-    the head's input by it, because where confident samples are far from the mean, as in most
-    convolutional networks, a large distance is no sign of OOD data; early parts by 1 less it,
-    because what the logits say must not count twice.
+    Two kinds of parts are weighted by how they agree with GEN on the calibration data (see
+    `_agreement`): the distance of the head's input by it, because where confident samples are far
+    from the mean, as in most convolutional networks, a large distance is no sign of OOD data; early
+    parts by 1 less it, because what the logits say must not count twice.
 
     Args:
         calibration: the parts of held-out in-distribution data by name, `[samples]` each. These
