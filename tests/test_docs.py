@@ -177,7 +177,11 @@ def test_the_examples_of_compare_run(here, monkeypatch):
     assert [(row.title, row.status) for row in own.rows] == [("Norm", "ok")]
 
 
-PAGES = [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [
+    *sorted(DOCS.parent.glob("*.md")),
+    *sorted(DOCS.rglob("*.md")),
+    *sorted((DOCS.parent / "benchmarks").rglob("*.md")),
+]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

@@ -26,6 +26,10 @@ def site(tmp_path_factory):
     return out
 
 
+def test_it_has_few_pages(site):
+    assert len(list(site.rglob("*.html"))) <= 22, "merge pages, or move one out of the site"
+
+
 def test_its_reference_has_every_public_name(site):
     pages = (site / "api.html").read_text()
     documented = set(re.findall(r'id="nac_openood\.(?:\w+\.)*(\w+)"', pages))
