@@ -26,16 +26,16 @@ def test_a_detector_says_what_it_is(small_net, images, labels):
     assert "24 samples of 4 classes, 6 of each" in repr(det)
     assert "call calibrate(loader)" in repr(det)
     det.calibrate([(images, labels)] * 5, 0.9, confidence=0.8, per_class=True)
-    told = repr(det)
-    assert ", ".join(det.layers) + "\n" in told
-    assert "120 samples rank new ones; at most 10 % of ID samples of every predicted class" in told
-    assert "with a confidence of 0.8" in told and "threshold" not in told
+    text = repr(det)
+    assert ", ".join(det.layers) + "\n" in text
+    assert "120 samples rank new ones; at most 10 % of ID samples of every predicted class" in text
+    assert "with a confidence of 0.8" in text and "threshold" not in text
 
 
 def test_the_guarantee_of_the_recommended_rule(det):
-    told = repr(det)
-    assert "NAC+ on SmallNet" in told and "60 samples rank" in told and "on average" in told
-    assert f"score < {det.threshold_:.4g} is out" in told
+    text = repr(det)
+    assert "NAC+ on SmallNet" in text and "60 samples rank" in text and "on average" in text
+    assert f"score < {det.threshold_:.4g} is out" in text
     assert repr(det.pvalues_) == "PValues among 60 scores, the smallest possible is 0.016"
     assert repr(FitSummary(3)) == "3 samples"
     assert repr(FitSummary(5000, {0: 2000, 1: 3000})).endswith("2,000 to 3,000 of each")
@@ -43,9 +43,9 @@ def test_the_guarantee_of_the_recommended_rule(det):
 
 def test_scores_in_a_few_lines(det, images, labels):
     scores = det.score_loader([(images, labels)] * 50)
-    told = repr(scores)
-    assert told.startswith("Scores of 1,200 samples\n") and len(told) < 500
-    assert f"accuracy {share_text((scores.prediction == scores.label).mean())}" in told
+    text = repr(scores)
+    assert text.startswith("Scores of 1,200 samples\n") and len(text) < 500
+    assert f"accuracy {share_text((scores.prediction == scores.label).mean())}" in text
     unknown = scores._replace(label=scores.label * 0 - 1, score=scores.score * float("nan"))
     assert repr(unknown) == "Scores of 1,200 samples, none of them finite"
     assert "label       none" in repr(scores._replace(label=scores.label * 0 - 1))
@@ -80,14 +80,14 @@ def test_verdicts_as_text_and_as_a_table_with_the_images(det, images):
     found = det.judge(images)
     assert isinstance(found, Verdicts) and len(found) == 4
     out = int(found.out(det.pvalues_.alpha).sum())
-    told, page = repr(found), Page(found._repr_html_())
+    text, page = repr(found), Page(found._repr_html_())
     caption = f"Verdicts on 25 samples, {out} out-of-distribution (p <= 0.05); the first 10"
-    assert told.startswith(caption) and caption in page.text
-    assert len(told.splitlines()) == 12 and page.count == {
+    assert text.startswith(caption) and caption in page.text
+    assert len(text.splitlines()) == 12 and page.count == {
         "div": 1, "p": 1, "table": 1, "thead": 1, "tbody": 1, "tr": 11, "th": 6, "td": 60,
         "b": 10, "img": 10,
     }  # fmt: skip
-    names = [line.split()[1] for line in told.splitlines()[2:]]
+    names = [line.split()[1] for line in text.splitlines()[2:]]
     assert names == [det.classes_[c] for c in found.prediction[:10].tolist()]
     del images  # nothing keeps them
     assert "img" not in Page(found._repr_html_()).count
@@ -137,9 +137,9 @@ def test_decisions_and_searches_say_what_they_found(det, images, labels, small_n
     fit = reader.read_loader([(images, labels)])
     assert repr(fit).startswith("Readings of 24 samples, by layer (neurons): ")
     found = search(fit, fit, reader.read_loader([images * 3]), layers=reader.layers)
-    told = repr(found)
-    assert told.startswith("SearchResult: the best settings of NAC\n")
-    assert f"{100 * found.best.auroc:.2f} %" in told and all(name in told for name in found.layers)
+    text = repr(found)
+    assert text.startswith("SearchResult: the best settings of NAC\n")
+    assert f"{100 * found.best.auroc:.2f} %" in text and all(name in text for name in found.layers)
 
 
 @pytest.mark.parametrize(

@@ -28,13 +28,13 @@ from nac_openood.distributed import all_gather, world
 from nac_openood.errors import FileError, NACError, NotFittedError, ProbeError
 from nac_openood.files import PathLike
 from nac_openood.network.architectures import Layer
-from nac_openood.network.checks import counted_before, sample_hashes
+from nac_openood.network.checks import overlap, sample_hashes
 from nac_openood.network.fingerprint import Watch, difference, identity
 from nac_openood.network.inputs import NamedOutput, checked_autocast, named_output, sample_shape
 from nac_openood.network.replica import kept_random_state, unwrap
 
 #: Threads that call `partial_fit` or `calibrate`, which both change the rule, take turns.
-_COUNTING = threading.RLock()
+_RULE_LOCK = threading.RLock()
 
 
 class NACDetector:
@@ -236,7 +236,7 @@ class NACDetector:
             _check_unchanged(watch, self._reader.structure)
             if self.rule_ is None:
                 self._warn_if_doubtful(new.data, readings)
-        with _COUNTING:
+        with _RULE_LOCK:
             rule = self.rule_ or self._new_rule()
             data.check_labels(new.label, readings.logits.shape[1])
             _check_labeled(rule, new)
@@ -281,7 +281,7 @@ class NACDetector:
         differs = difference(watch.fingerprint, other._watched().fingerprint)
         if differs:
             raise NACError(f"cannot merge: the other detector is of another network: {differs}.")
-        same = counted_before(other._summary.hashes, self._summary.hashes)
+        same = overlap(other._summary.hashes, self._summary.hashes)
         if same:
             warnings.warn(
                 f"{same} samples of the other detector are samples of this one, too, and count "
@@ -467,14 +467,14 @@ class NACDetector:
         self, loader: Iterable[Any], *how: Any, progress: Optional[bool] = None
     ) -> ScoredBatch:
         """Calibrate, and return the scores of the data."""
-        with _COUNTING, kept_random_state():
+        with _RULE_LOCK, kept_random_state():
             self._watched(certain=True)
             hashes: list[int] = []
             batches = self._score_batches("calibrate", loader, progress, hashes)
             self.pvalues_, scored = decisions.calibrate_rule(self._fitted(), batches, *how)
             self.threshold_ = self.pvalues_.threshold
         doubt, distinct = "", len(set(hashes))
-        if same := counted_before(hashes, self._summary.hashes):
+        if same := overlap(hashes, self._summary.hashes):
             doubt = (
                 f"{same} calibration samples are samples that the detector was fitted on. New ones "
                 "will cause more false alarms than promised: calibrate on other in-distribution "

@@ -218,8 +218,8 @@ class DriftMonitor:
     def log10_evidence(self) -> float:
         """The logarithm (base 10) of the evidence; an alarm is `-log10(alpha)` or more."""
         players = (max(1, self.n_inputs) - 1) // self.epoch + 1
-        in_hand = math.log(_in_hand(self.n_inputs - (players - 1) * self.epoch))
-        capital = float(np.logaddexp.reduce([*self._logs, in_hand]))
+        reserve = math.log(_reserve(self.n_inputs - (players - 1) * self.epoch))
+        capital = float(np.logaddexp.reduce([*self._logs, reserve]))
         return (capital - math.log(players * (players + 1))) / math.log(10)
 
     @property
@@ -247,7 +247,7 @@ class DriftMonitor:
         lower, not_higher = bisect.bisect_left(self._seen, score), bisect.bisect(self._seen, score)
         p = (lower + float(self._ties[position]) * (not_higher - lower + 1)) / (len(self._seen) + 1)
         self._seen.insert(not_higher, score)
-        stake = (_in_hand(position) - _in_hand(position + 1)) / len(self._logs)
+        stake = (_reserve(position) - _reserve(position + 1)) / len(self._logs)
         logs = np.array([[math.log(p)], [math.log(max(1 - p, 1e-16))]])
         won = (np.log(_BETS) + (_BETS - 1) * logs).ravel()
         self._logs = np.logaddexp(self._logs, math.log(stake)) + won
@@ -300,7 +300,7 @@ class DriftMonitor:
         return self
 
 
-def _in_hand(t: int) -> float:
+def _reserve(t: int) -> float:
     """The part of a player's capital that was not bet on the first `t` inputs.
 
     It falls slowly, so that bets begin at any time, also late, with a fair stake.

@@ -31,7 +31,7 @@ _RULE, _SCORES, _CLASSES = "rule/", "calibration", "calibration classes"
 #: The note with the shape of the inputs that a detector was fitted on.
 SHAPE = "input_shape"
 #: What a file says about the calibration: arguments of `PValues`.
-_HOW = ("alpha", "confidence", "per_class", "exact")
+_PVALUE_OPTIONS = ("alpha", "confidence", "per_class", "exact")
 _DTYPES = {name: dtype for dtype, name in PRECISIONS.items()}
 
 
@@ -122,7 +122,7 @@ class StoredDetector:
         tensors = {f"{_RULE}{name}": tensor for name, tensor in self.rule.tensors().items()}
         if self.pvalues is not None:
             tensors[_SCORES] = self.pvalues.scores
-            about["calibration"] = {name: getattr(self.pvalues, name) for name in _HOW}
+            about["calibration"] = {name: getattr(self.pvalues, name) for name in _PVALUE_OPTIONS}
             if self.pvalues.classes is not None:
                 tensors[_CLASSES] = self.pvalues.classes
         tensor_files.write_tensors(path, _KIND, _VERSION, tensors, about)
@@ -153,8 +153,8 @@ class StoredDetector:
             else:  # version 1: settings are top-level entries, tensors have no prefix
                 names: set[str] = {"layers", "n_samples"} & set(about)
                 rule = Coverage.restore({name: about.pop(name) for name in names}, tensors)
-            how = about.pop("calibration", {"exact": not rule.needs_calibration})
-            pvalues = None if scores is None else PValues(scores, predicted, **how)
+            options = about.pop("calibration", {"exact": not rule.needs_calibration})
+            pvalues = None if scores is None else PValues(scores, predicted, **options)
             precision = about.pop("autocast", None)
             autocast = None if precision is None else _DTYPES[precision]
             fitted = from_values(cls, about, rule=rule, pvalues=pvalues, autocast=autocast)

@@ -146,7 +146,7 @@ def kept_hashes(*hashes: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(set().union(*hashes))[:_MOST_HASHES])
 
 
-def counted_before(hashes: Sequence[int], kept: Sequence[int]) -> str:
+def overlap(hashes: Sequence[int], kept: Sequence[int]) -> str:
     """How many samples are among those of a fit, as in "7 of 9"; "" if hardly any are.
 
     Args:
