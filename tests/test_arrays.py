@@ -47,7 +47,7 @@ def stored(net, x):
 def test_the_input_of_the_head_is_set_against_the_logits(net):
     train, val, new = (stored(net, images(n, seed)) for n, seed in ((400, 0), (100, 1), (20, 2)))
     arrays = ArrayDetector(LAYERS, head_input="second").fit(train).calibrate(val)
-    assert arrays.detector_.rule_.settings()["version"] == 2
+    assert arrays.detector_.rule_.settings()["version"] == 3
     assert np.isfinite(arrays.score(new)).all()
     assert repr(arrays).startswith("ArrayDetector: NAC+ on stored arrays\n")
     with pytest.raises(NACError, match="head_input must be one of"):
