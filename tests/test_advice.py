@@ -206,11 +206,11 @@ def test_noise_is_no_reason_to_warn(flat):
 def test_the_numbers_are_those_of_each_method_by_itself(small_net):
     """All alternatives from NAC's own readings, which sum over positions."""
     sample = next(iter(noise(3, 9)))[0]
-    half = comparison.reader_for(
+    half, _ = comparison.reader_for(
         NACDetector(small_net, ["layer1"], rule="nac", autocast=torch.bfloat16), sample
     )
     assert half.autocast == torch.bfloat16
-    needed = comparison.reader_for(NACDetector(small_net, ["layer1"], rule="nac"), sample)
+    needed, _ = comparison.reader_for(NACDetector(small_net, ["layer1"], rule="nac"), sample)
     det = NACDetector(small_net, {name: LayerConfig() for name in needed.layers}, rule="nac")
     train, inside, outside = noise(120, 0), noise(60, 1), noise(50, 2)
     fit, i, o = map(det.read_loader, (train, inside, outside))

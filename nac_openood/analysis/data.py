@@ -280,10 +280,10 @@ def _read(
     strategy = "read"
     if config.rule == PLUS:
         strategy, sample = "read nac_plus", next(iter(batches(inputs.id_val))).data
-        means = advise.reader_for(NACDetector(run.net), sample)
-        if means is None:
+        found_reader = advise.reader_for(NACDetector(run.net), sample)
+        if found_reader is None:
             raise NACError("the layers of NAC+ cannot be found: analyze NAC, with a `config`.")
-        reader = means
+        reader, _ = found_reader
     made_with = run.made_with(NACScorer(read_config, strategy=strategy))
 
     def read(file: str, name: str, loader: Iterable[Any], title: str, **note: Any) -> Readings:

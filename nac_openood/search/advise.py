@@ -202,15 +202,14 @@ def read_and_advise(
     progress: Optional[bool] = None,
 ) -> tuple[Advice, Readings]:
     """Compare on ID and OOD samples; returns the detector's readings of the OOD samples, too."""
-    own = [detector.read_loader(each, progress=progress) for each in (inside, outside)]
+    own = readings = [detector.read_loader(each, progress=progress) for each in (inside, outside)]
     sample = detector._reader.sample
-    readings, layers, weight = own, _NO_LAYERS, None
-    reader = None if train is None else reader_for(detector, sample)
-    if reader is not None and train is not None:
+    options: dict[str, Any] = {"own": own, "against": against}
+    if train is not None and (found := reader_for(detector, sample)) is not None:
+        reader, options["layers"] = found
         sets = inside, outside, few_of(train, n_train)
         readings = [reader.read_loader(each, progress=progress) for each in sets]
-        layers, weight = alternative_layers(reader, sample), head_weight(reader.net, sample)
-    options: Any = {"layers": layers, "weight": weight, "own": own, "against": against}
+        options["weight"] = head_weight(reader.net, sample)
     return advise_on_readings(detector._fitted(), *readings, **options), own[1]
 
 
@@ -350,16 +349,17 @@ def alternative_layers(detector: NACDetector, x: Inputs) -> AlternativeLayers:
     except Exception:  # a network may raise anything; then there are fewer alternatives
         return _NO_LAYERS
     names = {layer.path: name for name, layer in detector.locations.items()}
-    early = [names[layer.path] for layer in found.early if layer.path in names]
-    complete = len(early) == len(found.early)
-    positions = _positions(detector, x, early) if complete else {}
     head = names.get(found.head_input.path)
-    size = {} if head is None else _positions(detector, x, [head])
-    return AlternativeLayers(head, positions, size.get(head or "", 1.0))
+    early = [names.get(layer.path, "") for layer in found.early]
+    sizes = _positions(detector, x)
+    read_early = {name: sizes[name] for name in early} if sizes.keys() >= set(early) else {}
+    return AlternativeLayers(head, read_early, sizes.get(head or "", 1.0))
 
 
-def reader_for(detector: NACDetector, x: Inputs) -> Optional[NACDetector]:
-    """A detector that reads what the alternatives need in a forward pass; None if that fails.
+def reader_for(detector: NACDetector, x: Inputs) -> Optional[tuple[NACDetector, AlternativeLayers]]:
+    """A detector that reads what the alternatives need in a forward pass, and its layers for them.
+
+    None if no layers are found.
 
     Args:
         detector: the detector whose network is read.
@@ -371,7 +371,9 @@ def reader_for(detector: NACDetector, x: Inputs) -> Optional[NACDetector]:
         return None
     layers = {layer.path: LayoutConfig(layer.layout) for layer in (*found.early, found.head_input)}
     options: Any = {"fast": detector.fast, "autocast": detector.autocast}
-    return NACDetector(detector.net, layers, rule=NACPlus.name, **options)
+    reader = NACDetector(detector.net, layers, rule=NACPlus.name, **options)
+    early = {layer.path: 1.0 for layer in found.early}  # NAC+ reads means
+    return reader, AlternativeLayers(found.head_input.path, early)
 
 
 def head_weight(net: nn.Module, x: Inputs) -> Optional[Tensor]:
@@ -387,16 +389,16 @@ def head_weight(net: nn.Module, x: Inputs) -> Optional[Tensor]:
         return None
 
 
-def _positions(detector: NACDetector, x: Inputs, names: Sequence[str]) -> dict[str, float]:
-    """What divides each layer's readings to make them means; {} if it differs by sample."""
-    layers = {name: detector.locations[name] for name in names}
-    own, means = detector._reader.read(x), read(detector.net, x, layers, gradients=(), mean=True)
+def _positions(detector: NACDetector, x: Inputs) -> dict[str, float]:
+    """What divides each layer's readings to make them means, if it is the same for all samples."""
+    own = detector._reader.read(x)
+    means = read(detector.net, x, detector.locations, gradients=(), mean=True)
     found = {}
-    for name in names:
+    for name in means:
         size, mean = (r[name].activation.abs().double().sum(dim=1) for r in (own, means))
-        found[name] = float(size.sum() / mean.sum())
-        if not bool(((size - found[name] * mean).abs() <= 1e-3 * size).all()):
-            return {}  # NaN ends here, too
+        divisor = float(size.sum() / mean.sum())
+        if bool(((size - divisor * mean).abs() <= 1e-3 * size).all()):  # never for NaN
+            found[name] = divisor
     return found
 
 
@@ -439,15 +441,12 @@ def _on_features(
 
     known = features(fit)
     bank, k = F.normalize(known, dim=1), min(_NEIGHBORS, max(1, len(known) // _SHARE))
-    found: dict[str, Score] = {"KNN": lambda readings: knn(features(readings), bank, k)}
+    found: dict[str, Score] = {"KNN": lambda r: knn(features(r), bank, k)}
     if weight is not None:
         w, mean = weight.to(known.device), known.mean(dim=0)
         gaps = boundary_gaps(w)
-
-        def use(function: Callable[..., Tensor], *fitted: Any) -> Score:
-            return lambda r: function(features(r), logits_in(r).float(), *fitted)
-
-        found.update(fDBD=use(fdbd, gaps, mean), NCI=use(nci, w, mean, _NCI_ALPHA))
+        found["fDBD"] = lambda r: fdbd(features(r), logits_in(r).float(), gaps, mean)
+        found["NCI"] = lambda r: nci(features(r), logits_in(r).float(), w, mean, _NCI_ALPHA)
     return found
 
 
