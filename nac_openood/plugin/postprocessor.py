@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Mapping, Optional, Sequence, Union
 
 import numpy as np
 import torch
@@ -32,7 +32,6 @@ try:
 except IMPORT_ERRORS as error:
     raise ImportError(f"NACPostprocessor needs OpenOOD. {import_failure(error)}") from error
 
-Inferred = Tuple[np.ndarray, np.ndarray, np.ndarray]
 
 #: Training samples held out for the guard: a quarter of the usual fitting set, to keep `setup`
 #: short.
@@ -70,8 +69,7 @@ class NACPostprocessor(BasePostprocessor):
         self.advice: Optional[Advice] = None
         self.config_file: Optional[str] = None
         self._source: Optional[NACConfig] = None  # the settings of the last setup
-        self._layers: dict[str, Any] = {}  # the settings in use, perhaps after a search
-        self._rule: Optional[Rule] = None
+        self._rule: Optional[Rule] = None  # fitted, with the settings in use
         self._network: dict[str, str] = {}
         # for OpenOOD's own sweep: all readings, and loaders of validation data with theirs
         self._cache: Optional[tuple[ReadingSet, Sequence[tuple[Any, Readings]]]] = None
@@ -109,25 +107,25 @@ class NACPostprocessor(BasePostprocessor):
             detector.fit(train, settings.n_samples)
             if rule_named(settings.rule).needs_calibration:
                 detector.calibrate(_loader(id_loader_dict, "val"))
-            self._use(detector.layers, detector.rule_)
-        if self._rule is not None:
-            self.detector(net)
+            self._rule = detector._fitted()
+        self._detector = None
+        self.detector(net)
         self.setup_flag = True
 
     def _read(self, reader: NACDetector, settings: NACConfig, *loaders: Any) -> None:
         """Read everything once, and leave the search to OpenOOD's sweep."""
         readings = gather(reader, *loaders, n_samples=settings.n_samples, n_held_out=0)
-        self._use(settings.layers)
         self._cache = readings, list(zip(loaders[1:], (readings.id_val, readings.ood_val)))
         for _, validation in self._cache[1]:
             validation.check_finite("validation")
+        self.set_hyperparam(())  # the settings of the config
 
     def _search(self, net: nn.Module, settings: NACConfig, *loaders: Any) -> None:
         """Read everything once, search, and fit with the best settings."""
         settings = replace(settings, search=True)
         detector, found, self.advice = set_up(net, settings, *loaders, n_held_out=_HELD_OUT)
         assert found is not None and self.advice is not None
-        self._use(found.layers, detector.rule_)
+        self._rule = detector._fitted()
         self.search_result, self.hyperparam_search_done = found, True
         if found.overfits:
             warnings.warn(
@@ -144,7 +142,9 @@ class NACPostprocessor(BasePostprocessor):
         found = self.detector(net).score_loader([data], progress=False)
         return torch.from_numpy(found.prediction), torch.from_numpy(found.score)
 
-    def inference(self, net: nn.Module, data_loader: Any, progress: bool = True) -> Inferred:
+    def inference(
+        self, net: nn.Module, data_loader: Any, progress: bool = True
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Predictions, confidences and labels of a dataset."""
         for loader, readings in self._cache[1] if self._cache else ():
             if loader is data_loader:  # it may shuffle, so the labels come from the readings
@@ -157,24 +157,25 @@ class NACPostprocessor(BasePostprocessor):
         return found.prediction, found.score, found.label
 
     def set_hyperparam(self, hyperparam: Sequence[Any]) -> None:
-        """Use one value for each name of `args_dict`, in its order."""
+        """Fit with one value for each name of `args_dict`, in its order."""
         if self._source is None or self._cache is None:
             raise NotFittedError("there are no readings yet: call setup first.")
         layers = dict(self._source.layers)
         for name, value in zip(self.args_dict, hyperparam):
             layer, _, setting = name.rpartition(".")
             layers[layer] = replace(layers[layer], **{setting: value})
-        self._use(layers)
+        rule = rule_named(self._source.rule)(layers)
+        self._rule, self._detector = fit_rule(rule, self._cache[0].fit.batches()), None
 
     def get_hyperparam(self) -> list[Any]:
         """The values in use, in the order of `args_dict`; None for a layer that is left out."""
-        split = [name.rpartition(".") for name in self.args_dict]
-        return [getattr(self._layers.get(layer), setting, None) for layer, _, setting in split]
+        layers, split = self.layers, [name.rpartition(".") for name in self.args_dict]
+        return [getattr(layers.get(layer), setting, None) for layer, _, setting in split]
 
     @property
     def layers(self) -> Mapping[str, Any]:
-        """The settings in use, by layer."""
-        return dict(self._layers)
+        """The settings in use, by layer; empty before `setup`."""
+        return {} if self._rule is None else dict(self._rule.layers)
 
     def detector(self, net: nn.Module) -> NACDetector:
         """The fitted detector of the network.
@@ -190,14 +191,7 @@ class NACPostprocessor(BasePostprocessor):
 
     # -- internals --------------------------------------------------------------------------
 
-    def _use(self, layers: Mapping[str, Any], rule: Optional[Rule] = None) -> None:
-        """Use these settings from now on; without `rule`, it is fitted when it is needed."""
-        self._layers, self._rule, self._detector = dict(layers), rule, None
-
     def _fitted(self) -> Rule:
-        if self._rule is None and self._cache is not None and self._source is not None:
-            rule = rule_named(self._source.rule)(self._layers)
-            self._rule = fit_rule(rule, self._cache[0].fit.batches())
         if self._rule is None:
             raise NotFittedError("this NACPostprocessor is not set up: call setup first.")
         return self._rule
@@ -217,8 +211,6 @@ class NACPostprocessor(BasePostprocessor):
     # -- pickles: small, without the network ------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._cache is not None:  # fit now: the cache is not pickled
-            self._fitted()
         state = {**vars(self), "config": _as_dict(self.config), "_cache": None, "_detector": None}
         if self._rule is not None:
             # on the CPU: the pickle may be loaded without a GPU
