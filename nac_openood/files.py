@@ -50,10 +50,10 @@ def make_folder(folder: PathLike) -> Path:
 
 
 def as_path(path: PathLike) -> Path:
-    """The path of a name, which may be bytes.
+    """The path of a file's name, which may be bytes.
 
     Raises:
-        FileError: this is no name of a file.
+        FileError: no file can have this name.
     """
     with suppress(TypeError):
         if "\0" not in os.fsdecode(path):
@@ -67,11 +67,11 @@ def check_target(path: PathLike) -> Path:
     Raises:
         FileError: its folder does not exist, or something other than a file is there.
     """
-    path = target = as_path(path)
+    path = as_path(path)
     try:
         target = path.resolve() if path.is_symlink() else path
         is_other = target.exists() and not target.is_file()
-    except (OSError, RuntimeError) as error:  # a name that is too long, or links in a circle
+    except (OSError, RuntimeError) as error:  # a name that is too long, or a loop of links
         raise FileError(f"cannot write {path}: {why_unreadable(error)}.") from error
     if is_other:
         raise FileError(f"cannot write {path}: it is a folder or a device. Name a file.")
@@ -144,11 +144,11 @@ def write_weights(path: PathLike, net: nn.Module) -> Path:
 
 @contextmanager
 def locked(target: PathLike) -> Iterator[None]:
-    """Keep other processes that call this out of a folder or a file while the block runs.
+    """Lock a folder or a file against other processes that call this, while the block runs.
 
-    Two comparisons in one folder would overwrite each other's files. The system releases the lock
-    however a process ends. A process may lock again what it has locked already; of several that
-    work together, the first one holds the lock.
+    Two comparisons in one folder would overwrite each other's files. The operating system releases
+    the lock however the process ends. A process may lock a folder again that it has locked; of
+    several processes that work together, the first one holds the lock.
 
     Raises:
         FileError: another process has locked it.
@@ -183,7 +183,7 @@ def locked(target: PathLike) -> Iterator[None]:
 
 
 def entries(folder: PathLike) -> list[Path]:
-    """The contents of a folder, sorted."""
+    """The paths in a folder, sorted."""
     with file_errors(f"read the folder {folder}"):
         return sorted(Path(folder).iterdir())
 
@@ -231,8 +231,8 @@ def read_document(
         version: the newest format that `parse` supports.
         parse: converts the other entries, or raises a `NACError` that says what is wrong.
         missing: the error if there is no such file.
-        again: how to get a new file if this one is damaged.
-        kind: what it holds, if files of other kinds have the same name; early files lack it.
+        again: how to make a new file if this one is damaged.
+        kind: what the file holds, if files of other kinds have the same name; early files lack it.
 
     Raises:
         FileError: the file is missing, damaged, of another kind or of a newer format.

@@ -37,7 +37,7 @@ def _limits_table() -> str:
   --monitor FILE          keep the state of the drift monitor in FILE, and continue from it; written
       every minute and at the end
 who may use it:
-  --host HOST = 127.0.0.1   address to listen on; other than this machine's own needs a token
+  --host HOST = 127.0.0.1   address to listen on; one that other machines can reach needs a token
       (default: %(default)s)
   --port N: port = 8000    0 picks a free one (default: %(default)s)
   --token-file FILE       file with the token that clients must send (default: ${_TOKEN}, or none)
@@ -108,14 +108,13 @@ def _access(args: argparse.Namespace) -> Access:
     token, hosts = os.environ.get(_TOKEN) or None, tuple(args.allowed_host)
     if args.token_file is not None:
         token = read_text(args.token_file, f"--token-file {args.token_file}").strip()
-    if is_loopback(args.host):
-        return Access(token, hosts)
-    if token is None:
+    is_local = is_loopback(args.host)
+    if not is_local and token is None:
         raise NACError(
             f"--host {args.host} lets other machines in, which needs a token: pass --token-file "
             f"FILE or set {_TOKEN}."
         )
-    return Access(token, hosts or None)
+    return Access(token, hosts if is_local else hosts or None)
 
 
 @command(

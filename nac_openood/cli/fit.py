@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Mapping
 
 from nac_openood.cli import inputs
 from nac_openood.cli.options import command
@@ -60,11 +60,11 @@ def fit_command(args: argparse.Namespace) -> int:
       nac-openood score --detector birds.nac --arch net.py:make --checkpoint net.pt new_photos/
           judge new images with the detector
 
-    The output says which share the detector finds of wrong predictions, and of noise, scrambled and
-    mixed images, which are made from 64 validation images and easier to find than real OOD images.
-    The file holds the counts, the calibration, the names of the classes, the transform and a
-    fingerprint of the network; not the network itself. Warnings about a suspicious fit are printed
-    to stderr.
+    The output says what share the detector finds of wrong predictions, and of noise, scrambled and
+    mixed images, which are made from 64 validation images and are easier to find than real OOD
+    images. The file holds the counts, the calibration, the names of the classes, the transform and
+    a fingerprint of the network, but not the network itself. Warnings about a suspicious fit go to
+    stderr.
     For exit codes see nac-openood --help.
     """
     from nac_openood.core.rule import rule_named
@@ -120,9 +120,10 @@ def fit_command(args: argparse.Namespace) -> int:
     detector.save(args.out)
     power = measure_power(detector, loaders["val"], loaders["train"], alpha=alpha, seed=args.seed)
     shown = "not measured, which needs square images" if power is None else str(power)
-    doubts = power.warnings if power else ()
     how = "" if args.layers else " (found by running the network)"
-    _show_fit(found, detector.notes_, detector._fitted(), args.out, shown, how, doubts)
+    _show_fit(found, detector.notes_, detector._fitted(), args.out, shown, how)
+    for warning in () if power is None else power.warnings:
+        print_error(f"warning: {warning}")
     own_weights = path is not None and not path.startswith(PUBLISHED)
     published = own_weights and transform is not None and transform.text == AUTO
     accuracy = found.train_accuracy
@@ -149,7 +150,6 @@ def _show_fit(
     out: str,
     power: str,
     how: str = "",
-    warnings: Sequence[str] = (),
 ) -> None:
     """Print the report of a fit, and where the detector was written to."""
     alarms, accuracy = report.false_alarms, report.train_accuracy
@@ -171,7 +171,7 @@ def _show_fit(
     }
     for name, text in lines.items():
         show(f"{name:<13} {text}")
-    for warning in (*report.warnings, *warnings):
+    for warning in report.warnings:
         print_error(f"warning: {warning}")
     show(f"Written to {out} ({Path(out).stat().st_size / 1e3:.0f} kB)")
 

@@ -53,9 +53,9 @@ FORMS = "\n" + (__doc__ or "").partition("\n\n")[2]
 NETWORK_FORMS = FORMS.partition("data (")[0]
 #: Options that name files to read, or code in them.
 _READ = (
-    *("arch", "checkpoint", "transform", "train", "val", "test", "detector", "paths", "shards"),
+    "arch", "checkpoint", "transform", "train", "val", "test", "detector", "paths", "shards",
     "monitor",
-)
+)  # fmt: skip
 
 
 def option(name: str) -> str:
@@ -231,25 +231,17 @@ def data_of(
         raise NACError("expected --arch, the network; see --help for its forms.")
     if (args.id_data is None) == (args.train is None):
         raise NACError("expected either --train (your images) or --id-data (OpenOOD's data).")
-    value, used = vars(args).get, "--train" if args.id_data is None else "--id-data"
+    used = "--train" if args.id_data is None else "--id-data"
     for name in ("fsood",) if args.id_data is None else ("val", "test"):
-        if value(name):
+        if vars(args).get(name):
             raise NACError(f"{option(name)} cannot be used with {used}.")
+    roles = arguments(args, "near", "far", "ood_val")
     if args.id_data is not None:
         benchmark = benchmark_named(args.id_data)
-        transform = transform_of(args, paths, benchmark)
-        sets = listed_sets(
-            benchmark,
-            args.data_root or "data",
-            transform.transform,
-            **{name: value(name) for name in ("near", "far", "ood_val")},
-            full_spectrum=value("fsood", False),
-            needs_test=needs_test,
-        )
-        return sets, transform
-    roles: dict[str, Any] = {
-        n: value(n) for n in ("val", "test", "near", "far", "ood_val") if value(n)
-    }
+        chosen, folder = transform_of(args, paths, benchmark), args.data_root or "data"
+        roles.update(full_spectrum=vars(args).get("fsood", False), needs_test=needs_test)
+        return listed_sets(benchmark, folder, chosen.transform, **roles), chosen
+    roles.update(arguments(args, "val", "test"))
     made, wanted = None, args.transform is not None or args.image_size is not None
     needed = wanted or needs_transform(args.train, *roles.values())
     with nullcontext() if needed else suppress(NACError):  # the user's code may need none

@@ -103,9 +103,8 @@ def _score(args: argparse.Namespace, out: TextIO) -> None:
         pipeline.detector._p_values().warn_if_never(args.alpha)
     paths = inputs.files_of(args, pipeline)
     counts = Counter[str]()
-    number, of = args.shard or (1, 1)
-    shard = distributed.as_shard(number - 1, of) if args.shard else nullcontext()
-    with shard, inputs.monitor_of(pipeline.detector, args.monitor) as monitor:
+    own = distributed.as_shard(args.shard[0] - 1, args.shard[1]) if args.shard else nullcontext()
+    with own, inputs.monitor_of(pipeline.detector, args.monitor) as monitor:
         found = fitted.judge_images(
             pipeline, paths, alpha=args.alpha, monitor=monitor, **inputs.loading(args)
         )

@@ -124,8 +124,7 @@ class Batcher:
         self._queue += waiting
         self._changed.set()
         try:
-            futures = (entry.future for entry in waiting)
-            return list(await asyncio.gather(*futures, return_exceptions=True))
+            return list(await asyncio.gather(*(entry.future for entry in waiting)))
         except BaseException:  # the caller has given up
             for entry in waiting:
                 entry.future.cancel()
@@ -160,8 +159,7 @@ class Batcher:
         except Exception as error:
             for entry in batch if len(batch) > 1 else ():
                 await self._process([entry])
-            if len(batch) == 1 and not batch[0].future.done():
-                batch[0].future.set_exception(error)
+            found = [error] if len(batch) == 1 else []
         for entry, result in zip(batch, found):
             if not entry.future.done():
                 entry.future.set_result(result)

@@ -64,9 +64,7 @@ def network_of(arch: str, n_classes: int, weights: Optional[str] = None) -> nn.M
     """
     if weights is not None and not weights.startswith(PUBLISHED):
         return load_checkpoint(build(arch, n_classes), weights)
-    kind = kind_of(arch)
-    net = kind.pretrained(n_classes, weights)
-    return net if isinstance(kind, _Program) else net.eval()  # programs have no other mode
+    return kind_of(arch).pretrained(n_classes, weights).eval()
 
 
 class NetworkKind:
