@@ -351,7 +351,7 @@ def alternative_layers(detector: NACDetector, x: Inputs) -> AlternativeLayers:
     names = {layer.path: name for name, layer in detector.locations.items()}
     head = names.get(found.head_input.path)
     early = [names.get(layer.path, "") for layer in found.early]
-    sizes = _positions(detector, x)
+    sizes = _divisors(detector, x)
     read_early = {name: sizes[name] for name in early} if sizes.keys() >= set(early) else {}
     return AlternativeLayers(head, read_early, sizes.get(head or "", 1.0))
 
@@ -389,8 +389,8 @@ def head_weight(net: nn.Module, x: Inputs) -> Optional[Tensor]:
         return None
 
 
-def _positions(detector: NACDetector, x: Inputs) -> dict[str, float]:
-    """What divides each layer's readings to make them means, if it is the same for all samples."""
+def _divisors(detector: NACDetector, x: Inputs) -> dict[str, float]:
+    """By layer, the number that turns readings into means, if it is the same for all samples."""
     own = detector._reader.read(x)
     means = read(detector.net, x, detector.locations, gradients=(), mean=True)
     found = {}

@@ -1,4 +1,4 @@
-"""How much a fitted detector finds, measured on synthetic OOD images."""
+"""The power of a fitted detector: the share of synthetic OOD images that it finds."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from nac_openood.search.loaders import SurrogateLoader, can_distort, few_of
 _KINDS = {"noise": "noise", "scrambled": "patch-shuffled", "mixed": "mixed"}
 #: Validation images, and training images for the methods that are compared.
 _IMAGES, _TRAIN = 64, 256
-#: A detector that finds a smaller share of the synthetic images has little power.
+#: Below this share of synthetic images found, a detector has little power.
 _LITTLE = 0.5
 
 
 class Power(NamedTuple):
-    """What a detector finds of synthetic OOD images, which are easier to find than real ones.
+    """The share of synthetic OOD images that a detector finds; real ones are harder to find.
 
     Args:
         alpha: images with p-values of at most this count as found.

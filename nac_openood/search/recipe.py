@@ -38,7 +38,7 @@ from nac_openood.search.run import SearchResult, paper_space, search
 #: How many training samples to hold out for the guard.
 HELD_OUT = 1000
 _MAX_IN_MEMORY = 200_000
-#: What is read. Only the last may be missing.
+#: What is read: the names of the sets by role. Only the last may be missing.
 _ROLES = {
     "fit": "the fitting subset",
     "id_val": "ID validation",
@@ -257,22 +257,18 @@ def gather(
         n_samples: size of the fitting subset; None takes all training samples.
         n_held_out: how many other training samples to read for the guard.
         folder: where to write the readings, batch by batch; None keeps them in memory.
-        names: names of the validation sets, by role, for reports.
+        names: names of the sets by role, for reports, in place of "ID validation" and so on.
         about: other information to store with the readings.
         seed: random seed for the surrogates.
         say: called with a line of text for each dataset that is read.
         progress: whether to show progress bars; None shows them on a terminal.
     """
-    named = {"id_val": "ID validation", "ood_val": "OOD validation", **(names or {})}
-    surrogate = ood_val is None
-    if surrogate:
+    named, surrogate = {**_ROLES, **(names or {})}, ood_val is None
+    if ood_val is None:
         named["ood_val"] = f"surrogates of {named['id_val']} ({', '.join(SURROGATES)})"
-    loaders = {
-        "fit": train,
-        "id_val": id_val,
-        "ood_val": SurrogateLoader(id_val, seed=seed) if ood_val is None else ood_val,
-        "held_out": held_out_of(train, n_samples, n_held_out),
-    }
+        ood_val = SurrogateLoader(id_val, seed=seed)
+    held_out = held_out_of(train, n_samples, n_held_out)
+    loaders = {"fit": train, "id_val": id_val, "ood_val": ood_val, "held_out": held_out}
     size = n_samples or len(getattr(train, "dataset", ()))
     if folder is None and size > _MAX_IN_MEMORY:  # as those of all of ImageNet
         raise NACError(
@@ -284,7 +280,7 @@ def gather(
     for role, loader in loaders.items():
         if loader is None:
             continue
-        say(f"reading {_ROLES[role]}" + (f": {named[role]}" if role in named else ""))
+        say(f"reading {named[role]}")
         found[role] = reader.read_loader(
             loader,
             n_samples if role == "fit" else None,

@@ -43,7 +43,7 @@ _BLOCK = 4096
 GRID_LIMIT = 10**8
 #: The probability with which `random` leaves out a layer, if it may.
 _LEFT_OUT = 0.25
-#: In the order of `Candidate`.
+#: The metrics of a `Candidate`, in its order.
 _METRICS = (joined_auroc, joined_fpr_at, joined_fpr_in_at)
 
 

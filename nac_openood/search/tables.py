@@ -26,7 +26,7 @@ from nac_openood.errors import NACError
 
 #: Scores that one thread computes at a time.
 _PIECE = 2**18
-_NEVER = float("-inf")
+_EXCLUDED = float("-inf")
 
 Objective = Callable[[Tensor, int], Tensor]
 
@@ -187,7 +187,7 @@ class JointCandidates:
     def measure(self, choice: Tensor, metric: Objective) -> Tensor:
         """`metric` of ID against OOD validation, `[candidates]`; -inf where no layer is left."""
         values = self._map(lambda part: metric(self._scores(self.val, part), self.n_id), choice)
-        return values.masked_fill(self._total(choice.to(values.device)) <= 0, _NEVER)
+        return values.masked_fill(self._total(choice.to(values.device)) <= 0, _EXCLUDED)
 
     def guard(self, choice: Tensor) -> Optional[Tensor]:
         """AUROC of held-out training against ID validation, `[candidates]`, or None without."""
@@ -211,13 +211,13 @@ class JointCandidates:
         rows = torch.from_numpy(choice)
         values = self.measure(rows, self.objective).cpu().numpy()
         self.evaluated += len(choice)
-        lowest = float(self.values[-1]) if len(self.values) == self._top else _NEVER
+        lowest = float(self.values[-1]) if len(self.values) == self._top else _EXCLUDED
         if self._limit is not None:
-            checked = np.flatnonzero((values >= min(floor, lowest)) & (values > _NEVER))
+            checked = np.flatnonzero((values >= min(floor, lowest)) & (values > _EXCLUDED))
             guards = self.guard(rows[torch.from_numpy(checked)]) if len(checked) else None
             if guards is not None:
-                values[checked[np.abs(guards.cpu().numpy() - 0.5) > self._limit]] = _NEVER
-        good = np.flatnonzero((values >= lowest) & (values > _NEVER))
+                values[checked[np.abs(guards.cpu().numpy() - 0.5) > self._limit]] = _EXCLUDED
+        good = np.flatnonzero((values >= lowest) & (values > _EXCLUDED))
         if len(good):
             self._keep_best(choice[good], values[good])
         self._progress(len(choice))

@@ -24,7 +24,7 @@ from nac_openood.errors import FileError
 from nac_openood.serving.judge import Batcher, BusyError, Judge
 from nac_openood.serving.limits import Limits, Rates
 from nac_openood.sources.fitted import InputError, Prediction
-from nac_openood.sources.images import ImageError, LargeImageError, NoImageError
+from nac_openood.sources.images import ImageError, LargeImageError, NotAnImageError
 
 _LOG = logging.getLogger("nac_openood.serving")
 #: Number of recent images over which the share of out-of-distribution images is computed.
@@ -235,7 +235,7 @@ class Scoring:
         except LargeImageError as error:
             raise HTTPException(413, f"{name} is too large: {error}.") from error
         except ImageError as error:
-            status = 415 if isinstance(error, NoImageError) else 400
+            status = 415 if isinstance(error, NotAnImageError) else 400
             raise HTTPException(status, f"{name} cannot be read: {error}.") from error
         except Exception as error:
             _LOG.exception("the transform failed")

@@ -30,7 +30,7 @@ class ImageError(NACError):
     """An image cannot be read; the message says why."""
 
 
-class NoImageError(ImageError):
+class NotAnImageError(ImageError):
     """The file is not an image, or not in an accepted format."""
 
 
@@ -65,7 +65,7 @@ def rgb_image(
         raise ImageError("missing") from None
     except UnidentifiedImageError as error:
         accepted = f", or not of a format in {', '.join(formats)}" if formats else ""
-        raise NoImageError(f"not an image{accepted}") from error
+        raise NotAnImageError(f"not an image{accepted}") from error
     except Image.DecompressionBombError as error:
         raise LargeImageError(str(error)) from error
     except Exception as error:  # on a broken file a decoder may raise anything
