@@ -255,7 +255,7 @@ def test_bad_files(here, tmp_path, capsys):
     caught = capsys.readouterr()
     assert [row["path"] for row in table(caught.out)] == [str(tmp_path / "a.png")]
     assert all(f"cannot read {tmp_path / name} (" in caught.err for name in ("b.png", "c.png"))
-    assert "missing.png (missing)" in caught.err
+    assert "missing.png (No such file or directory)" in caught.err
     assert "left out 3 of 4 files, which cannot be read" in caught.err
 
 
@@ -312,7 +312,7 @@ def test_what_does_not_belong_together_is_refused(here, arguments, message, caps
 
 def test_other_files_and_the_same_transform(here, tmp_path, capsys):
     assert score("nowhere.png") == 1
-    assert "cannot read nowhere.png (missing)" in capsys.readouterr().err
+    assert "cannot read nowhere.png (No such file or directory)" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     assert score(str(tmp_path / "empty")) == 1
     assert "holds no images" in capsys.readouterr().err
@@ -390,7 +390,7 @@ def test_drift_of_a_folder(here, tmp_path, capsys):
     assert main(["drift", *options, "stripes", "--out", "birds.nac"]) == 1
     assert "--out would overwrite birds.nac. Name another file" in capsys.readouterr().err
     assert main(["drift", *options, "stripes", "nothing.png"]) == 1
-    assert "cannot read nothing.png (missing)" in capsys.readouterr().err
+    assert "cannot read nothing.png (No such file or directory)" in capsys.readouterr().err
 
 
 def test_export_writes_a_program_that_agrees(here, tmp_path, capsys):

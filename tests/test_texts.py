@@ -96,7 +96,7 @@ def test_fit_and_score(project, monkeypatch, capsys):
     found = [(row["path"], row["decision"]) for row in rows]
     assert found == [("new/a.txt", "in"), ("new/b.txt", "out")] and rows[0]["class"] == "sport"
     assert main([*inputs, "missing.txt"]) == 1
-    assert "cannot read missing.txt (missing)" in capsys.readouterr().err
+    assert "cannot read missing.txt (No such file or directory)" in capsys.readouterr().err
     assert main([*inputs, "new", "--gallery", "g.html"]) == 1
     assert "--gallery needs a detector of images, and" in capsys.readouterr().err
     for command in (["serve", "--port", "0"], ["export", "--out", "t.onnx"]):

@@ -164,19 +164,16 @@ def read_arrays(path: Union[str, Path]) -> dict[str, np.ndarray]:
     A Parquet file has a row per sample, with a number or a list of numbers in each column; reading
     it needs pyarrow.
     """
-    if Path(path).suffix == ".npz":
-        try:
+    if Path(path).suffix not in (".npz", ".parquet"):
+        raise NACError(f"expected a file of type .npz or .parquet, got {path}.")
+    try:
+        if Path(path).suffix == ".npz":
             with Path(path).open("rb") as file, np.load(file) as stored:  # refuses pickles
                 return dict(stored)
-        except (OSError, ValueError, BadZipFile) as error:
-            raise FileError(f"{path} cannot be read: {error}.") from error
-    if Path(path).suffix != ".parquet":
-        raise NACError(f"expected a file of type .npz or .parquet, got {path}.")
-    from pyarrow import parquet
+        from pyarrow import parquet
 
-    try:
         table = parquet.read_table(path)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, BadZipFile) as error:
         raise FileError(f"{path} cannot be read: {error}.") from error
     columns = {name: table.column(name).to_numpy() for name in table.column_names}
     return {name: _stacked(c) if c.dtype == object else c for name, c in columns.items()}

@@ -25,7 +25,7 @@ from nac_openood.detector.drift import Drift, DriftMonitor, dataset_drift
 from nac_openood.detector.outcomes import ALPHA
 from nac_openood.detector.store import SHAPE, StoredDetector
 from nac_openood.distributed import all_gather, map_shared, world
-from nac_openood.errors import NACError, first_line
+from nac_openood.errors import NACError, first_line, why_unreadable
 from nac_openood.files import PathLike, digest_of
 from nac_openood.network.inputs import sample_shape
 from nac_openood.sources import transforms
@@ -275,10 +275,8 @@ def _read(transform: Transform, paths: Sequence[str]) -> tuple[list[Prediction],
     for path in paths:
         try:
             content: Any = Path(path).read_text("utf-8") if is_text else rgb_image(Path(path))
-        except FileNotFoundError:
-            files.append(Prediction(path, problem="missing"))
         except (OSError, UnicodeDecodeError, ImageError) as error:
-            files.append(Prediction(path, problem=str(error)))
+            files.append(Prediction(path, problem=why_unreadable(error)))
         else:
             files.append(Prediction(path))
             inputs.append(transform(content))

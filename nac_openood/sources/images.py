@@ -11,7 +11,7 @@ from typing import BinaryIO, Callable, Iterator, Union
 from PIL import Image, ImageFile, UnidentifiedImageError
 from torch import Tensor
 
-from nac_openood.errors import NACError
+from nac_openood.errors import NACError, why_unreadable
 from nac_openood.files import entries
 
 #: Turns an RGB image into a network's input.
@@ -61,15 +61,13 @@ def rgb_image(
             return image.convert("RGB")
     except ImageError:
         raise
-    except FileNotFoundError:
-        raise ImageError("missing") from None
     except UnidentifiedImageError as error:
         accepted = f", or not of a format in {', '.join(formats)}" if formats else ""
         raise NotAnImageError(f"not an image{accepted}") from error
     except Image.DecompressionBombError as error:
         raise LargeImageError(str(error)) from error
     except Exception as error:  # on a broken file a decoder may raise anything
-        raise ImageError(str(error) or type(error).__name__) from error
+        raise ImageError(why_unreadable(error) or type(error).__name__) from error
     finally:
         ImageFile.LOAD_TRUNCATED_IMAGES = before
 
