@@ -76,7 +76,6 @@ def search_command(args: argparse.Namespace) -> int:
     (all results) and landscape.png (needs matplotlib: pip install 'nac-openood[plot]') to --out.
     For exit codes see nac-openood --help.
     """
-    from nac_openood import search as searching
     from nac_openood.core.coverage import Coverage
     from nac_openood.detector.readings import fit_rule
     from nac_openood.files import locked, make_folder
@@ -87,25 +86,19 @@ def search_command(args: argparse.Namespace) -> int:
     with locked(out):
         readings = _readings(args)
         space = args.space or ("preset" if args.strategy == "grid" else "paper")
-        layers, lists = recipe.layers_and_lists(readings, space, args.layers)
-        names = ("strategy", "objective", "top", "seed")
-        result = searching.search(
-            **{**readings.roles, **inputs.arguments(args, *names)},
-            layers=layers,
-            sweep=lists,
-            guard=args.guard,
-            surrogate=readings.surrogate,
-            budget=searching.Budget(args.budget_points, args.budget_seconds, args.restarts),
-        )
+        config = recipe.search_space(readings, space, args.layers)
+        options = inputs.arguments(args, "strategy", "objective", "top", "seed")
+        options["budget"] = run.Budget(args.budget_points, args.budget_seconds, args.restarts)
+        result = recipe.search_settings(readings, config, guard=args.guard, **options)
         rule = fit_rule(Coverage(result.layers), readings.fit.batches())
         advice = recipe.advise_after_search(rule, readings)
-        options = {name: getattr(args, name) for name in _OF_SEARCH}
-        config, record, picture = (out / n for n in ("nac.yml", "search.json", "landscape.png"))
-        run.write_config(config, result, readings.about)
-        run.write_report(record, result, readings.about, {**options, "space": space}, advice)
-        note = searching.SURROGATE_LABEL if result.surrogate else None
+        given = {**{name: getattr(args, name) for name in _OF_SEARCH}, "space": space}
+        settings, record, picture = (out / n for n in ("nac.yml", "search.json", "landscape.png"))
+        run.write_config(settings, result, readings.about)
+        run.write_report(record, result, readings.about, given, advice)
+        note = run.SURROGATE_LABEL if result.surrogate else None
         show(_result_text(result, readings.about, advice))
-        add_figures(out, [config, record], lambda: [draw_landscape(picture, result, note)])
+        add_figures(out, [settings, record], lambda: [draw_landscape(picture, result, note)])
     return 0
 
 

@@ -25,7 +25,7 @@ from nac_openood import files, records, tensor_files
 from nac_openood.core.layer_config import LayerConfig, refuse_unknown
 from nac_openood.core.rule import Rule, rule_named
 from nac_openood.detector import config as configs
-from nac_openood.detector.config import NACConfig, Sweep
+from nac_openood.detector.config import NACConfig
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError, NACError
@@ -217,9 +217,14 @@ def advise_after_search(rule: Rule, readings: ReadingSet) -> Advice:
 
 
 def search_settings(readings: ReadingSet, config: NACConfig, **options: Any) -> SearchResult:
-    """Search over the sweep of `config`; the guard is reported, not enforced.
+    """Search over the sweep of `config`; the guard is reported, and enforced only if it is given.
 
     Automatic layers have no sweep and are searched layer by layer over the paper's space.
+
+    Args:
+        readings: the readings to search on.
+        config: the layers and their sweep.
+        options: other options of `search`.
     """
     if config.rule != "nac":
         raise NACError(f"rule '{config.rule}' cannot be searched, only 'nac'. Turn the search off.")
@@ -228,8 +233,8 @@ def search_settings(readings: ReadingSet, config: NACConfig, **options: Any) -> 
         layers = {name: LayerConfig() for name in readings.fit}
         sweep = paper_space(list(layers), weights=False)
         options = {**options, "strategy": "layerwise", "leave_out": False}
-    options = {**options, **readings.roles, "surrogate": readings.surrogate}
-    return search(layers=layers, sweep=sweep, guard=None, **options)
+    options = {"guard": None, **options, **readings.roles, "surrogate": readings.surrogate}
+    return search(layers=layers, sweep=sweep, **options)
 
 
 def gather(
@@ -320,10 +325,10 @@ def config_for(net: nn.Module, benchmark: str, names: Optional[Sequence[str]] = 
     return NACConfig({name: LayerConfig() for name in names}, n_samples=n_samples)
 
 
-def layers_and_lists(
+def search_space(
     readings: ReadingSet, space: str, names: Optional[Sequence[str]] = None
-) -> tuple[dict[str, LayerConfig], Sweep]:
-    """The layers to search and the lists of values to try.
+) -> NACConfig:
+    """The layers to search and the values to try, for `search_settings`.
 
     Args:
         readings: the readings to search on.
@@ -334,7 +339,7 @@ def layers_and_lists(
     refuse_unknown(names or (), readings.fit, "layer of these readings")
     chosen = [name for name in readings.fit if not names or name in names]
     if space == "paper":
-        return {name: LayerConfig() for name in chosen}, paper_space(chosen)
+        return NACConfig({name: LayerConfig() for name in chosen}, sweep=paper_space(chosen))
     if space == "preset":
         benchmark, family = (readings.about.get(key) for key in ("id_data", "family"))
         if benchmark is None or family is None:
@@ -352,4 +357,5 @@ def layers_and_lists(
         raise NACError(
             f"`space={space}` has no lists for the layers {chosen}, only for {list(config.sweep)}."
         )
-    return {name: config.layers.get(name, LayerConfig()) for name in chosen}, lists
+    layers = {name: config.layers.get(name, LayerConfig()) for name in chosen}
+    return NACConfig(layers, sweep=lists)
