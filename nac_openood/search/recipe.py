@@ -96,14 +96,13 @@ class ReadingSet:
         self._save_manifest(target)
 
     def _save_manifest(self, folder: Path) -> None:
-        roles = list(self.roles)
-        written = list(roles)
+        written = list(self.roles)
         if self.weight is not None:
             path = folder / f"{_HEAD}.safetensors"
             tensor_files.write_tensors(path, _HEAD_KIND, 1, {"weight": self.weight}, {})
             written.append(_HEAD)
         checksums = {r: tensor_files.checksum_in(folder / f"{r}.safetensors") for r in written}
-        document = {"roles": roles, "about": dict(self.about), "checksums": checksums}
+        document = {"roles": [*self.roles], "about": dict(self.about), "checksums": checksums}
         files.write_document(folder / _MANIFEST, _FORMAT, document)
 
     @classmethod

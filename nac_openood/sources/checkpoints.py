@@ -94,7 +94,9 @@ def _named(paths: Sequence[str]) -> list[Checkpoint]:
         if path.startswith(PUBLISHED):
             name = path[len(PUBLISHED) :].lower()
         names.append(re.sub(r"[^\w.-]", "_", name).lstrip(".") or "run")
-    return [Checkpoint(name, path) for name, path in zip(distinct(names), paths)]
+    if len(set(names)) < len(names):  # as `s0` of two folders
+        names = [f"{number}-{name}" for number, name in enumerate(names)]
+    return list(map(Checkpoint, names, paths))
 
 
 def by_step(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
@@ -102,12 +104,6 @@ def by_step(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     if any(training_step(each) is None for each in checkpoints):
         return list(checkpoints)
     return sorted(checkpoints, key=lambda each: training_step(each) or 0)
-
-
-def distinct(names: Sequence[str]) -> list[str]:
-    """Number the names if any occurs twice, as `s0` of two folders does."""
-    repeated = len(set(names)) < len(names)
-    return [f"{i}-{name}" for i, name in enumerate(names)] if repeated else list(names)
 
 
 def named_networks(
