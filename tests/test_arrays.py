@@ -121,7 +121,7 @@ def test_what_cannot_be_read_is_refused(tmp_path):
         (lambda arrays: arrays.pop("logits"), r"there are no arrays \['logits'\]: expected"),
         (
             lambda arrays: arrays.update(second=arrays["second"][:7]),
-            "must have as many samples as the others, got .*'second': 7",
+            "must have the same number of samples, got .*'second': 7",
         ),
         (
             lambda arrays: arrays.update(second=arrays["second"].astype(object)),

@@ -122,12 +122,12 @@ class ArrayDetector:
         for name, array in found.items():
             if array.dtype.kind not in "fiub" or not array.ndim:
                 raise NACError(
-                    f"expected arrays of numbers, with as many in each row, got {array.dtype} of "
+                    f"expected arrays of numbers with rows of equal length, got {array.dtype} of "
                     f"shape {list(array.shape)} in '{name}'."
                 )
         sizes = {name: len(array) for name, array in found.items()}
         if len(set(sizes.values())) != 1:
-            raise NACError(f"all arrays must have as many samples as the others, got {sizes}.")
+            raise NACError(f"all arrays must have the same number of samples, got {sizes}.")
         for start in range(0, sizes[LOGITS], _BATCH_SIZE):
             rows = slice(start, start + _BATCH_SIZE)
             yield {name: torch.from_numpy(array[rows].copy()) for name, array in found.items()}

@@ -130,8 +130,8 @@ def fit_command(args: argparse.Namespace) -> int:
     if published and accuracy is not None and accuracy < _UNSURE:
         print_error(
             f"warning: the network is right on {accuracy:.1%} of training samples, with the "
-            f"transform {transform}. Its accuracy should be that of its training: if it is not, "
-            "pass --transform."
+            f"transform {transform}. This should be about its accuracy during training: if it is "
+            "not, pass --transform."
         )
     # networks memorize training images
     low = "New images will look unusual more often than they should: pass others as --val."

@@ -91,7 +91,6 @@ def _ranked(args: argparse.Namespace, out: Path) -> RankedRuns:
     from nac_openood.benchmark.paper import published
     from nac_openood.evaluation import rank
     from nac_openood.evaluation.ranking import RankedRun, RankedRuns
-    from nac_openood.sources.checkpoints import run_checkpoints
 
     one, many = (args.checkpoints, args.train), (args.runs, args.data)
     if args.arch is None or all(one) == all(many) or any(one) == any(many):
@@ -112,12 +111,11 @@ def _ranked(args: argparse.Namespace, out: Path) -> RankedRuns:
     options = {"layer": args.layer, "space": args.space or space, "out": out, "say": say}
     options |= inputs.loading(args)
     if args.runs is None:
-        found = {each.name: each.path for each in run_checkpoints(args.checkpoints)}
         roles, classes = rank.domains_by_role(
             args.train, args.val, args.test, transform, trial=args.trial
         )
         load = inputs.network_loader(args, len(classes))
-        ranking = rank.rank_checkpoints(found, **roles, load=load, **options)
+        ranking = rank.rank_checkpoints(args.checkpoints, **roles, load=load, **options)
         ranked = RankedRuns.of([RankedRun(" and ".join(roles["test"]), None, ranking)])
     else:
         domains = rank.all_domains(args.data, transform)

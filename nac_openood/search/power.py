@@ -54,7 +54,7 @@ class Power(NamedTuple):
             messages.append(
                 f"the detector has little power: it finds {self.mean:.0%} of synthetic OOD images "
                 "(noise, scrambled and mixed validation images), and real ones are usually harder "
-                "to find. Measure it on OOD images of your own, beside other methods, with "
+                "to find. Measure it on OOD images of your own, next to other methods, with "
                 "`compare`; train the network longer or on more data; calibrate on more images."
             )
         return tuple(messages)

@@ -93,8 +93,8 @@ def load_fitted(
         chosen = transforms.chosen_transform(transform, arch, weights)
     if notes.get("transform_identity", chosen.identity) != chosen.identity:
         raise NACError(
-            f"{path} was fitted with another transform ({stored!r}) than this "
-            f"one ({chosen}): its scores would be wrong. Leave out `transform`, or fit again."
+            f"{path} was fitted with a different transform ({stored!r}) from "
+            f"this one ({chosen}): its scores would be wrong. Leave out `transform`, or fit again."
         )
     net = prepare(network_of(arch, int(notes.get("n_classes", "0")), weights))
     return Pipeline(NACDetector.load(path, net), chosen.transform)
