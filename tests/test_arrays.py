@@ -125,7 +125,7 @@ def test_what_cannot_be_read_is_refused(tmp_path):
         ),
         (
             lambda arrays: arrays.update(second=arrays["second"].astype(object)),
-            "expected arrays of numbers, .* got object of shape .* in 'second'",
+            "expected arrays of numbers .* got object of shape .* in 'second'",
         ),
         (lambda arrays: arrays.update(second=np.float32(1)), r"shape \[\] in 'second'"),
         (
