@@ -357,7 +357,7 @@ def alternative_layers(detector: NACDetector, x: Inputs) -> AlternativeLayers:
 
 
 def reader_for(detector: NACDetector, x: Inputs) -> Optional[tuple[NACDetector, AlternativeLayers]]:
-    """A detector that reads what the alternatives need in a forward pass, and its layers for them.
+    """A detector of NAC+, which reads what the alternatives need, and its layers for them.
 
     None if no layers are found.
 
@@ -365,15 +365,14 @@ def reader_for(detector: NACDetector, x: Inputs) -> Optional[tuple[NACDetector, 
         detector: the detector whose network is read.
         x: a few samples.
     """
+    options: Any = {"fast": detector.fast, "autocast": detector.autocast}
+    reader = NACDetector(detector.net, rule=NACPlus.name, **options)
     try:
-        found = auto_layers(detector.net, x)
+        reader.prepare(x)
     except Exception:
         return None
-    layers = {layer.path: LayoutConfig(layer.layout) for layer in (*found.early, found.head_input)}
-    options: Any = {"fast": detector.fast, "autocast": detector.autocast}
-    reader = NACDetector(detector.net, layers, rule=NACPlus.name, **options)
-    early = {layer.path: 1.0 for layer in found.early}  # NAC+ reads means
-    return reader, AlternativeLayers(found.head_input.path, early)
+    early = {name: 1.0 for name, layer in reader.layers.items() if not layer.head_input}
+    return reader, AlternativeLayers([*reader.layers][-1], early)  # NAC+ reads means
 
 
 def head_weight(net: nn.Module, x: Inputs) -> Optional[Tensor]:
