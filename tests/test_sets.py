@@ -82,9 +82,9 @@ def test_bad_images_are_found_with_a_reason(photos):
     images = read(photos)
     (photos / "a.JPG").unlink()
     rest, message = bad_images(images)
-    assert rest == NAMES[2:] and "a.JPG (No such file or directory)" in message and "b.png (" in message
+    assert rest == NAMES[2:] and "a.JPG (No such file" in message and "b.png (" in message
     assert message.startswith("2 of 3 images are missing or unreadable: ")
-    with pytest.raises(NACError, match=r"a.JPG cannot be read \(No such file or directory\).*check `data_root`"):
+    with pytest.raises(NACError, match=r"a.JPG cannot be read \(No such file.*check `data_root`"):
         images[0]
     images.items, images.labels = [f"{i}.png" for i in range(9)], np.zeros(9)
     assert bad_images(images)[1].endswith("and 4 more")
