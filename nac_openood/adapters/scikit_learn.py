@@ -117,6 +117,6 @@ def _evidence(rows: Tensor) -> LayerEvidence:
 def _parts(evidence: LayerEvidence, rows: Tensor) -> dict[str, Tensor]:
     """Coverage, and distance unless there are too many features for it, `[samples]` each."""
     parts = {"coverage": evidence.coverage.score(rows)}
-    if evidence.gaussian is not None:
-        parts["distance"] = evidence.gaussian.score(rows)
+    if evidence.moments is not None:
+        parts["distance"] = evidence.moments.score(rows)
     return parts

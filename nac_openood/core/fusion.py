@@ -18,10 +18,10 @@ from torch import Tensor
 from nac_openood.core.reading import DeviceTensors, double
 from nac_openood.errors import NACError
 
-#: Among the parts of a score, the names of the logits and, of NAC+ 2, of the largest logit relative
-#: to its mean and of the distance of the head's input, which make the alignment.
+#: Names of parts of a score: GEN of the logits; and the parts of the alignment, the largest
+#: standardized logit and the distance of the head's input.
 LOGITS, TOWARDS, DISTANCE = "logits", "towards a class", "head distance"
-#: The names of the alignment, and of the sums of the late parts and of the early ones.
+#: Names of the alignment, and of the sums of the late parts and of the early ones.
 ALIGNMENT, LATE, EARLY = "alignment", "late", "early"
 _TAIL, _TAIL_SAMPLES = 0.05, 10
 _LOG_LEAST = math.log(1e-300)
@@ -126,8 +126,8 @@ class Fusion:
 
     Args:
         calibration: the parts of held-out in-distribution data by name, `[samples]` each. These
-            samples shape the score, so its p-values need others. Without what the alignment is made
-            of, as in NAC+ 1, `late` is GEN.
+            samples shape the score, so its p-values need others. Without the parts of the
+            alignment, as in NAC+ 1, `late` is GEN.
         logit_weight: the weight `w` of the late parts.
         softness: the p-value `s` below which the early layers count.
         weighted: false for NAC+ 1, and for early files of NAC+ 2, which used no such distance.
@@ -162,10 +162,10 @@ class Fusion:
         self._late = TailEstimate(_total(late)) if len(late) > 1 else None
 
     def used(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The parts that are fused, with the alignment in place of what it is made of.
+        """The parts that are fused, with the alignment in place of its own parts.
 
-        A sample that is closer to the mean than most is not the more aligned for that: it may just
-        lack everything that the network looks for.
+        The median distance limits the alignment of samples close to the mean, which may just lack
+        everything that the network looks for.
         """
         used = {name: part for name, part in parts.items() if name not in (TOWARDS, DISTANCE)}
         if self._usual is not None:
@@ -230,7 +230,7 @@ def _total(logs: Mapping[str, Tensor]) -> Tensor:
 
 
 def _shared(total: Tensor, logs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Divide a part of the score among what is behind it, in proportion to log p-values."""
+    """Divide a part of the score among its components, in proportion to their log p-values."""
     summed = _total(logs)
     even = torch.full_like(summed, 1 / len(logs))  # where nothing is unusual
     return {

@@ -116,7 +116,14 @@ class Histogram:
         counts: int32 `[neurons, width(n_bins)]`.
         n_bins: the paper's M.
         n_samples: how many samples `counts` holds; each row sums to it.
+
+    Attributes:
+        width: from `n_bins`, the number of columns of the counts.
+        bins: from states and `n_bins`, the column of every state, int64 in the shape of the states.
     """
+
+    width = staticmethod(count_bins)
+    bins = staticmethod(bin_index)
 
     def __init__(self, counts: Tensor, *, n_bins: int, n_samples: int = 0) -> None:
         self.counts, self.n_bins, self.n_samples = counts, n_bins, n_samples
@@ -131,16 +138,6 @@ class Histogram:
     def of_sums(cls: Type[_H], counts: Tensor, n_bins: int) -> _H:
         """The histogram of counts that were added up over shards, int64 `[neurons, width]`."""
         return cls(counts.int(), n_bins=n_bins, n_samples=int(counts[0].sum()))
-
-    @staticmethod
-    def width(n_bins: int) -> int:
-        """The number of columns of the counts."""
-        return count_bins(n_bins)
-
-    @staticmethod
-    def bins(states: Tensor, n_bins: int) -> Tensor:
-        """The column of every float32 or float64 state, int64 in the shape of `states`."""
-        return bin_index(states, n_bins)
 
     @property
     def neurons(self) -> int:

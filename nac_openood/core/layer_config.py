@@ -23,7 +23,8 @@ _REFERENCE_STATES = {
 }
 #: A histogram has this many counters per neuron at most, and counts in int32.
 _MAX_BINS, _MAX_COUNT = 10**6, 2**31 - 1
-#: Far from where a float32 becomes infinite and states become NaN, or products are rounded to 0.
+#: The range of the steepness. Far outside of it, products overflow in float32 and states become
+#: NaN, or products are rounded to 0.
 _STEEPEST = 1e30
 _SMALLEST = 1 / _STEEPEST
 
@@ -102,13 +103,13 @@ class _Settings:
 
 @dataclass(frozen=True)
 class LayoutConfig(_Settings):
-    """Settings of a layer that has no others than what it is and the layout of its output.
+    """Settings of a layer for rules without hyperparameters per layer.
 
     Args:
         layout: one of `nac_openood.core.reading.LAYOUTS`; None uses the architecture table or, for
             other modules, the number of dimensions. Of tokens, those that the logits depend on
             are read: all, the class token, or the last one.
-        head_input: whether this is the input of the head, which NAC+ 2 sets against the logits.
+        head_input: whether this is the input of the head, which NAC+ compares with the logits.
     """
 
     layout: Optional[str] = None

@@ -1,4 +1,4 @@
-"""AUROC and both kinds of FPR@95 of many candidates at once, and how certain AUROCs are.
+"""AUROC and both kinds of FPR@95 of many candidates at once, and confidence intervals of AUROCs.
 
 Everything is counted in integers and divided once at the end, so equal rankings give equal
 numbers to the last bit, whatever the device, the chunking or the number of threads. A higher
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nac_openood.errors import NACError
 
-#: Scores that are processed at once: on a CPU they should fit in its cache.
+#: How many scores are processed at once; on a CPU they should fit in its cache.
 _CPU_CHUNK = 2**18
 _GPU_CHUNK = 2**24
 
@@ -151,7 +151,7 @@ def _fpr(id_scores: Tensor, ood_scores: Tensor, tpr: float) -> Tensor:
 
 
 def _skip_straight(id_scores: Tensor, ood_scores: Tensor, threshold: Tensor) -> None:
-    """Move thresholds in the middle of a straight piece of the ROC curve on to its end.
+    """Move thresholds in the middle of a straight piece of the ROC curve to its end.
 
     A point of the curve is left out by scikit-learn when the step to it and the step from it are
     the same: as many ID and as many OOD samples at its threshold as at the next one. A step
@@ -196,15 +196,13 @@ def _join(id_scores: Any, ood_scores: Any) -> tuple[Tensor, int, torch.Size]:
 
 
 def _by_chunk(rank: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
-    """`rank` on so many rows at a time that its temporaries stay small."""
+    """Apply `rank` to a few rows at a time, so that its temporaries stay small."""
     size = _CPU_CHUNK if scores.device.type == "cpu" else _GPU_CHUNK
     rows = max(1, size // max(1, scores.shape[1]))
-    if scores.shape[0] <= rows:
-        return rank(scores)
     return torch.cat([rank(part) for part in scores.split(rows)])
 
 
-# -- certainty (DeLong et al., 1988) --------------------------------------------------------
+# -- confidence intervals (DeLong et al., 1988) ---------------------------------------------
 
 #: Half the width of a 99 % interval in standard errors.
 Z_99 = 2.5758

@@ -2,8 +2,8 @@
 
 Early and middle layers detect far-OOD inputs by how unusual their activations are, each neuron
 alone (coverage) and all at once (distance); the logits detect near-OOD inputs, alone (GEN) and
-against the input of the head (alignment; NAC+ 1 had none). `docs/method.md` has the formulas and
-measurements.
+compared with the input of the head (alignment, which NAC+ 1 lacks). `docs/method.md` has the
+formulas and measurements.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from nac_openood.core.reading import BatchReadings, Reading, double, logits_in, 
 from nac_openood.core.rule import Needs, Rule, stored_layers
 from nac_openood.errors import NACError, NotFittedError
 
-#: Far from where scores become infinite.
+#: Small enough for scores to stay finite.
 _MAX_WEIGHT = 1e6
 #: Half of the calibration samples shape the score, and the others only rank it.
 MIN_CALIBRATION = 2 * MIN_SAMPLES
 #: The prefix of the parts of the calibration data in a file.
 _CALIBRATION = "calibration/"
 _CLIP = 1e-12
-#: How many of the largest probabilities GEN uses, and the exponent, which is below 1 so that small
-#: ones count. Both are the authors' values.
+#: How many of the largest probabilities GEN uses, and its exponent, which is below 1 so that small
+#: ones count. Both are the values of its authors.
 _TOP, _GAMMA = 100, 0.1
 #: Every tenth sample is a candidate for being held out.
 _EVERY = 10
@@ -76,7 +76,6 @@ class NACPlus(Rule):
         self.logit_weight = finite_number("logit_weight", logit_weight, _MAX_WEIGHT)
         self.softness = finite_number("softness", softness, 1.0)
         self._version = 3 if heads else 1
-        self.calibrated = False
         self.evidence: dict[str, LayerEvidence] = {}
         self.held_out = HeldOut()
         self._fusion: Optional[Fusion] = None
@@ -127,12 +126,12 @@ class NACPlus(Rule):
                     self.head = HeadEvidence.empty(neurons, logits.shape[1], features.device)
                 if self.head is not None:
                     self.head.update(features, logits)
-            self._fusion, self._held_out_scores, self.calibrated = None, None, False
+            self._fusion, self._held_out_scores = None, None
 
     # -- calibration -----------------------------------------------------------------------
 
     def calibrate(self, parts: Iterable[Mapping[str, Tensor]]) -> Tensor:
-        """As in `Rule`; first counts the held-out training samples, which are needed no more."""
+        """As in `Rule`; first counts the held-out training samples, which become unnecessary."""
         if self.held_out.readings is not None:
             self._count([self.held_out.readings])
             self.held_out = HeldOut()
@@ -143,11 +142,6 @@ class NACPlus(Rule):
         return torch.arange(0, n, 2)
 
     def _calibrate(self, parts: Mapping[str, Tensor]) -> Tensor:
-        scores = self._fuse(parts)
-        self.calibrated = True
-        return scores
-
-    def _fuse(self, parts: Mapping[str, Tensor]) -> Tensor:
         """Shape the score by half of some held-out samples; returns the scores of the others."""
         n = len(parts[LOGITS])
         if n < MIN_CALIBRATION:
@@ -178,7 +172,7 @@ class NACPlus(Rule):
                 UserWarning,
                 stacklevel=4,
             )
-            self._held_out_scores = self._fuse(self.parts(self.held_out.readings))
+            self._held_out_scores = self._calibrate(self.parts(self.held_out.readings))
         assert self._fusion is not None
         return self._fusion
 
@@ -207,20 +201,20 @@ class NACPlus(Rule):
     # -- scoring ---------------------------------------------------------------------------
 
     def parts(self, readings: Mapping[str, Reading]) -> dict[str, Tensor]:
-        """Coverage and distance by layer, GEN and what makes the alignment, float64 `[batch]`."""
+        """Coverage and distance by layer, GEN, and the parts of the alignment, `[batch]` each."""
         self.check()
         scores = {}
         checked = self.checked(readings)
         for name, evidence in self.evidence.items():
             activation = checked[name].activation
             scores[name] = evidence.coverage.score(activation)
-            if evidence.gaussian is not None:
-                scores[distance_of(name)] = evidence.gaussian.score(activation)
+            if evidence.moments is not None:
+                scores[distance_of(name)] = evidence.moments.score(activation)
         logits = logits_in(readings)
         scores[LOGITS] = gen(logits)
         if self.head_input is not None and self.head is not None:
-            scores[TOWARDS] = self.head.aligned.towards(logits)
-            scores[DISTANCE] = self.head.aligned.distance(checked[self.head_input].activation)
+            scores[TOWARDS] = self.head.towards(logits)
+            scores[DISTANCE] = self.head.distance(checked[self.head_input].activation)
         broken = not_finite(Reading(logits), *checked.values())
         return {
             name: score.masked_fill(broken.to(score.device), float("nan"))
@@ -232,7 +226,7 @@ class NACPlus(Rule):
         return self.fusion().score(parts)
 
     def contributions(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """How much the logits, each early layer and the head's input add."""
+        """How much the logits, each early layer and the head's input add to the score."""
         added = self.fusion().contributions(parts)
         layers = {name: added[name] + added.get(distance_of(name), 0.0) for name in self.early}
         if self.head_input is not None:  # nothing if it is too wide for a distance
@@ -266,7 +260,7 @@ class NACPlus(Rule):
         head = own.get(self.head_input or "")
         self.head = HeadEvidence.of_sums(head) if head else None
         self.state = {name: tensor for name, tensor in sums.items() if name.startswith("broken/")}
-        self._fusion, self._held_out_scores, self.calibrated = None, None, False
+        self._fusion, self._held_out_scores = None, None
 
     def kept_samples(self) -> dict[str, Tensor]:
         """The held-out samples."""
@@ -283,7 +277,7 @@ class NACPlus(Rule):
             self._count(self.held_out.merge(HeldOut.restore(samples, self.layers).tensors))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Evidence by layer, the parts of the samples that shape the score, held-out samples."""
+        """Evidence by layer, the parts of the calibration samples, and the held-out samples."""
         found = dict(self.held_out.tensors)
         for layer, evidence in self._all_evidence().items():
             found.update({f"layer/{layer}/{n}": tensor for n, tensor in evidence.tensors().items()})
@@ -297,7 +291,6 @@ class NACPlus(Rule):
             "version": self._version,
             "logit_weight": self.logit_weight,
             "softness": self.softness,
-            "calibrated": self.calibrated,
         }
 
     @classmethod
@@ -313,7 +306,6 @@ class NACPlus(Rule):
         if rule.head is not None and rule.head.n_samples != rule.evidence[rule.early[0]].n_samples:
             raise NACError("the input of the head is of another number of samples than the layers.")
         parts = _with_prefix(_CALIBRATION, tensors)
-        rule.calibrated = bool(settings.get("calibrated"))
         if parts:
             rule._fusion = rule._new_fusion(parts)
         rule.held_out = HeldOut.restore(tensors, layers)
@@ -321,7 +313,7 @@ class NACPlus(Rule):
 
 
 class NACPlus1(NACPlus):
-    """NAC+ without the alignment, which `layers="auto"` then does not read the head's input for."""
+    """NAC+ without the alignment; with `layers="auto"`, the input of the head is not read."""
 
     name, title = "nac_plus_1", RULES["nac_plus_1"][0]
     reads_head_input = False

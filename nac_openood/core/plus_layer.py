@@ -1,10 +1,10 @@
 """What NAC+ learns about one layer: counts for the coverage, moments for the distance.
 
-Of the input of the head, it learns moments of features and logits, for the alignment. All of it
-adds up exactly, so that shards of the training data give the same as one pass:
+For the input of the head, it learns moments of features and logits, which the alignment needs. All
+statistics add up exactly, so that shards of the training data give the same as one pass:
 
 - Activations are counted on a fixed fine grid, that of floating-point numbers with few mantissa
-  bits. It does not depend on the data; quantiles and histograms are made of it afterwards.
+  bits. It does not depend on the data; quantiles and histograms are computed from it afterwards.
 - Activations are rounded to multiples of 2**-28, and multiplied and added as integers.
 """
 
@@ -40,7 +40,8 @@ class LayerEvidence:
     @classmethod
     def empty(cls, neurons: int, device: torch.device) -> LayerEvidence:
         """No samples yet."""
-        moments = Moments.empty(neurons, device) if neurons <= MAX_NEURONS else None
+        none = torch.empty((0, neurons), device=device)
+        moments = Moments.of(none) if neurons <= MAX_NEURONS else None
         return cls(FineCounts.empty(neurons, N_CELLS, device), moments)
 
     @property
@@ -52,23 +53,17 @@ class LayerEvidence:
         """Add activations `[batch, neurons]`, on their device."""
         self.counts.to(activation.device).update(activation)
         if self.moments is not None:
-            self.moments.update(activation)
-        for cached in ("coverage", "gaussian"):
-            vars(self).pop(cached, None)
+            self.moments += Moments.of(activation)
+        vars(self).pop("coverage", None)
 
     @cached_property
     def coverage(self) -> ActivationCoverage:
         """The coverage of each neuron."""
         return ActivationCoverage(self.counts)
 
-    @cached_property
-    def gaussian(self) -> Optional[Gaussian]:
-        """The Gaussian of all neurons together; None for a wide layer."""
-        return None if self.moments is None else Gaussian(self.moments)
-
     def sums(self) -> dict[str, Tensor]:
         """The tensors that merging adds up, by name."""
-        moments = {} if self.moments is None else vars(self.moments)
+        moments = {} if self.moments is None else self.moments.sums()
         return {"counts": self.counts.counts, **moments}
 
     @classmethod
@@ -134,7 +129,7 @@ def cell_index(values: Tensor) -> Tensor:
 def cell_edges(device: torch.device) -> Tensor:
     """The lower edge of every cell, and the upper edge of the last, float64 `[N_CELLS + 1]`.
 
-    The cell around zero begins and ends at zero: what is in it counts as zero.
+    The cell around zero begins and ends at zero: the values in it count as zero.
     """
     index = torch.arange(_PER_SIGN + 1, dtype=torch.float64)
     per_octave = 2**_MANTISSA_BITS
@@ -172,7 +167,7 @@ class FineCounts(Histogram):
 
     @staticmethod
     def _ranked(folded: Tensor, rank: int) -> Tensor:
-        """The magnitude `[neurons]` that `rank` others are smaller than."""
+        """The magnitude with `rank` smaller ones, `[neurons]`."""
         reached = folded.cumsum(dim=1)
         cell = (reached > rank).int().argmax(dim=1, keepdim=True)
         inside = folded.gather(1, cell)
@@ -253,7 +248,8 @@ _SHRINKAGE = 0.01
 class Moments:
     """The sum of `x x^T` over samples, where `x` is a constant 1 followed by the activations.
 
-    So it holds the number of samples, the sum of the activations and the sum of their products.
+    It holds the number of samples, the sum of the activations and the sum of their products, and
+    gives the distance of new samples from the Gaussian with these moments.
 
     Args:
         high, low: int64 `[neurons + 1, neurons + 1]`, symmetric. What is too large for `low` is
@@ -265,13 +261,8 @@ class Moments:
         self.high, self.low = high + carried, low - (carried << _LOW)
 
     @classmethod
-    def empty(cls, neurons: int, device: torch.device) -> Moments:
-        """No samples yet."""
-        zeros = torch.zeros((neurons + 1, neurons + 1), dtype=torch.int64, device=device)
-        return cls(zeros, zeros)
-
-    def update(self, values: Tensor) -> None:
-        """Add activations `[batch, neurons]`, on their device; NaN counts as zero."""
+    def of(cls, values: Tensor) -> Moments:
+        """The moments of activations `[batch, neurons]`, on their device; NaN counts as zero."""
         x = double(values).nan_to_num(0.0, _LARGEST, -_LARGEST).clamp(-_LARGEST, _LARGEST)
         x = torch.cat([torch.ones_like(x[:, :1]), x], dim=1)
         # three digits of 15 bits, the highest with the sign
@@ -295,18 +286,25 @@ class Moments:
         carried = hundreds >> _DIGIT
         remainder = hundreds - (carried << _DIGIT)
         high = thousands + (most << _DIGIT) + carried
-        low = ones + (tens << _DIGIT) + (remainder << (2 * _DIGIT))
-        total = Moments(self.high.to(high.device) + high, self.low.to(low.device) + low)
-        self.high, self.low = total.high, total.low
+        return cls(high, ones + (tens << _DIGIT) + (remainder << (2 * _DIGIT)))
+
+    def __add__(self, other: Moments) -> Moments:
+        """The total, on the device of `other`."""
+        device = other.high.device
+        return Moments(self.high.to(device) + other.high, self.low.to(device) + other.low)
 
     @property
     def n_samples(self) -> int:
         """How many samples were added."""
         return round(float(self.products()[0, 0]))
 
+    def sums(self) -> dict[str, Tensor]:
+        """The tensors that merging adds up, by name."""
+        return {"high": self.high, "low": self.low}
+
     def tensors(self) -> dict[str, Tensor]:
         """For a file: half of the symmetric sums."""
-        return {f"moments/{name}": t.cpu()[_upper(len(t))] for name, t in vars(self).items()}
+        return {f"moments/{name}": t.cpu()[_upper(len(t))] for name, t in self.sums().items()}
 
     @classmethod
     def restore(cls, tensors: Mapping[str, Tensor], neurons: int) -> Moments:
@@ -322,32 +320,24 @@ class Moments:
         """The sum of `x x^T`, float64 `[neurons + 1, neurons + 1]`."""
         return (double(self.high) * 2.0**_LOW + double(self.low)) * _STEP**2
 
-
-class Gaussian:
-    """One Gaussian for the activations of a layer; no labels are needed.
-
-    Args:
-        moments: of the training data.
-    """
-
-    def __init__(self, moments: Moments) -> None:
-        products = moments.products()
+    @cached_property
+    def _gaussian(self) -> DeviceTensors:
+        """The mean of the activations, and the matrix that whitens deviations from it."""
+        products = self.products()
         products = products / products[0, 0]
         mean = products[0, 1:].clone()  # not a view, which would keep all products
         covariance = products[1:, 1:] - torch.outer(mean, mean)
         # neurons that never vary, and fewer samples than neurons, would make it singular
         ridge = _SHRINKAGE * covariance.diagonal().mean() + 1e-12
         eye = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
-        root, failed = torch.linalg.cholesky_ex(covariance + ridge * eye)
-        if int(failed):
-            raise NACError("the covariance of a layer is not positive definite: fit again.")
+        root = torch.linalg.cholesky(covariance + ridge * eye)
         whiten = torch.linalg.solve_triangular(root, eye, upper=False).t().contiguous()
-        self._learned = DeviceTensors(mean, whiten)
+        return DeviceTensors(mean, whiten)
 
     def score(self, activation: Tensor) -> Tensor:
         """The negative squared Mahalanobis distance of `[batch, neurons]`, float64 `[batch]`."""
         z = double(activation)
-        mean, whiten = self._learned.on(z.device)
+        mean, whiten = self._gaussian.on(z.device)
         return -((z - mean) @ whiten).square().sum(dim=1)
 
 
@@ -359,6 +349,12 @@ _LOGIT_STEP, _LOGIT_DIGIT = 2.0**-20, 2.0**18
 
 class HeadEvidence:
     """Moments of the input of the head, and of each logit relative to the mean logit of its sample.
+
+    They tell how far a sample is from the mean, and how far its logits are towards a class. With a
+    linear head, the second divided by the first is the largest cosine between the features and the
+    weights of a class, both relative to their means and whitened by the covariance of the training
+    data: the product is a logit relative to its mean, and the lengths are the Mahalanobis distance
+    of the features and the standard deviation of the logit. So the head is not needed.
 
     Args:
         moments: of the features.
@@ -372,7 +368,7 @@ class HeadEvidence:
     def empty(cls, neurons: int, classes: int, device: torch.device) -> HeadEvidence:
         """No samples yet."""
         logits = torch.zeros((4, classes), dtype=torch.int64, device=device)
-        return cls(Moments.empty(neurons, device), logits)
+        return cls(Moments.of(torch.empty((0, neurons), device=device)), logits)
 
     @property
     def n_samples(self) -> int:
@@ -381,23 +377,40 @@ class HeadEvidence:
 
     def update(self, features: Tensor, logits: Tensor) -> None:
         """Add features `[batch, neurons]` and logits `[batch, classes]`, on their device."""
-        self.moments.update(features)
+        self.moments += Moments.of(features)
         x = _relative(logits).nan_to_num(0.0, _LARGEST, -_LARGEST).clamp(-_LARGEST, _LARGEST)
         whole = (x / _LOGIT_STEP).round()
         high = (whole / _LOGIT_DIGIT).floor()
         low = whole - high * _LOGIT_DIGIT
         sums = torch.stack([whole, high * high, high * low, low * low]).long().sum(dim=1)
         self.logits = self.logits.to(sums.device) + sums
-        vars(self).pop("aligned", None)
+        vars(self).pop("_standard", None)
 
     @cached_property
-    def aligned(self) -> AlignedParts:
-        """What the alignment is made of."""
-        return AlignedParts(self)
+    def _standard(self) -> DeviceTensors:
+        """The mean and the standard deviation of each relative logit."""
+        n = self.n_samples
+        total, high, mixed, low = double(self.logits)
+        mean = total * _LOGIT_STEP / n
+        squares = (high * _LOGIT_DIGIT + 2 * mixed) * _LOGIT_DIGIT + low
+        deviation = (squares * _LOGIT_STEP**2 / n - mean**2).clamp(min=0.0).sqrt()
+        # a class that never varies would outdo all others
+        deviation = deviation.clamp(min=0.01 * float(deviation.mean()) + 1e-12)
+        return DeviceTensors(mean, deviation)
+
+    def distance(self, features: Tensor) -> Tensor:
+        """The Mahalanobis distance of `[batch, neurons]`, float64 `[batch]`."""
+        return (-self.moments.score(features)).sqrt()
+
+    def towards(self, logits: Tensor) -> Tensor:
+        """The largest standardized logit of `[batch, classes]`, float64 `[batch]`."""
+        relative = _relative(logits)
+        mean, deviation = self._standard.on(relative.device)
+        return ((relative - mean) / deviation).amax(dim=1)
 
     def sums(self) -> dict[str, Tensor]:
         """The tensors that merging adds up, by name."""
-        return {"logits": self.logits, **vars(self.moments)}
+        return {"logits": self.logits, **self.moments.sums()}
 
     @classmethod
     def of_sums(cls, sums: Mapping[str, Tensor]) -> HeadEvidence:
@@ -414,40 +427,6 @@ class HeadEvidence:
         # half of a symmetric matrix of n rows has n (n + 1) / 2 entries
         rows = int((2 * len(tensors["moments/high"])) ** 0.5)
         return cls(Moments.restore(tensors, rows - 1), tensors["logits"])
-
-
-class AlignedParts:
-    """How far a sample is from the mean, and how far its logits are towards a class.
-
-    With a linear head, the second divided by the first is the largest cosine between the features
-    and the weights of a class, both relative to their means and whitened by the covariance of the
-    training data: the product is a logit relative to its mean, and the lengths are the Mahalanobis
-    distance of the features and the standard deviation of the logit. So the head is not needed.
-
-    Args:
-        evidence: of the training data.
-    """
-
-    def __init__(self, evidence: HeadEvidence) -> None:
-        self._gaussian = Gaussian(evidence.moments)
-        n = evidence.n_samples
-        total, high, mixed, low = double(evidence.logits)
-        mean = total * _LOGIT_STEP / n
-        squares = (high * _LOGIT_DIGIT + 2 * mixed) * _LOGIT_DIGIT + low
-        deviation = (squares * _LOGIT_STEP**2 / n - mean**2).clamp(min=0.0).sqrt()
-        # a class that never varies would outdo all others
-        deviation = deviation.clamp(min=0.01 * float(deviation.mean()) + 1e-12)
-        self._learned = DeviceTensors(mean, deviation)
-
-    def distance(self, features: Tensor) -> Tensor:
-        """The Mahalanobis distance of `[batch, neurons]`, float64 `[batch]`."""
-        return (-self._gaussian.score(features)).sqrt()
-
-    def towards(self, logits: Tensor) -> Tensor:
-        """The largest standardized logit of `[batch, classes]`, float64 `[batch]`."""
-        relative = _relative(logits)
-        mean, deviation = self._learned.on(relative.device)
-        return ((relative - mean) / deviation).amax(dim=1)
 
 
 def _relative(logits: Tensor) -> Tensor:

@@ -166,7 +166,7 @@ class PValues:
         return group_of[classes.to(group_of.device).clamp(max=len(group_of) - 1)]
 
     def _alarms(self, n: int, table: Tensor) -> int:
-        """Of `n` sorted scores, which (from 1 on) is the lowest that is no alarm; 0 if all are."""
+        """The `k` for which scores below the k-th of `n` sorted ones are alarms; 0 for none."""
         if self.confidence is None:
             return int((table[:-1] <= self.alpha).sum())
         # the largest k for which P(Binomial(n, alpha) >= k) >= confidence: then the share of new

@@ -23,7 +23,7 @@ from nac_openood.errors import NACError, NotFittedError, first_line
 
 _BROKEN = "broken/"
 _R = TypeVar("_R", bound="Type[Rule]")
-#: What a rule was fitted on: tensors to add up, and tensors of single samples, by name.
+#: What a shard has fitted: tensors to add up, and tensors of individual samples, by name.
 Shard = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 
 
@@ -174,7 +174,7 @@ class Rule:
         self.state = dict(sums)
 
     def kept_samples(self) -> dict[str, Tensor]:
-        """What is kept of single samples, by name, `[samples, ...]` each; nothing by default."""
+        """Tensors of individual samples, by name, `[samples, ...]` each; none by default."""
         return {}
 
     def set_kept_samples(self, shards: Sequence[Mapping[str, Tensor]]) -> None:
@@ -185,7 +185,7 @@ class Rule:
         return self.sums(), self.kept_samples()
 
     def join(self, shards: Sequence[Shard]) -> None:
-        """Replace what was fitted by the total of shards, each from `shard` of a rule like this."""
+        """Replace what was fitted by the total of shards, each from `shard` of such a rule."""
         total: dict[str, Tensor] = {}
         for sums, _ in shards:
             for name, value in sums.items():
@@ -289,9 +289,9 @@ class Rule:
         return self.combine(parts)
 
     def ranking_rows(self, n: int) -> Tensor:
-        """Which of `n` calibration samples have no part in making the score, int64 `[samples]`.
+        """Which of `n` calibration samples do not shape the score, int64 `[samples]`.
 
-        New samples are ranked among these, so that p-values are valid. By default, all.
+        New samples are ranked among these only, so that p-values are valid. By default, all.
         """
         return torch.arange(n)
 
