@@ -44,7 +44,7 @@ class Architecture(NamedTuple):
 def _stages(
     pool: str, pattern: str, numbers: Sequence[int] = (4, 3, 2, 1), layout: str = "maps"
 ) -> tuple[Layer, ...]:
-    """Pooling before the head, and `layer4` to `layer1` by the number of each stage in a path."""
+    """The pooling before the head, and `layer4` to `layer1`, with their numbers in module paths."""
     pairs = zip((4, 3, 2, 1), numbers)
     stages = (Layer(f"layer{i}", pattern.format(n), layout) for i, n in pairs)
     return (Layer("avgpool", pool, "flat"), *stages)

@@ -26,14 +26,15 @@ from nac_openood.network.inputs import logits_of, prepare, returned_logits, rows
 from nac_openood.network.probe import token_layouts
 from nac_openood.network.replica import unwrap
 
-#: How many samples are passed: three, because windows and heads come in twos and fours.
+#: How many samples are passed. Three, because other sizes are rarely three: windows and attention
+#: heads come in twos and fours.
 _SAMPLES = 3
 #: With more stages than this, the width grows from block to block and is ignored.
 _MOST_STAGES = 8
 
 
 class AutoLayers(NamedTuple):
-    """The layers of a network that are worth reading.
+    """The layers that `layers="auto"` finds.
 
     Attributes:
         head_input: the input of the head, pooled to `[batch, D]`; where no module returns exactly

@@ -17,7 +17,7 @@ from nac_openood.network.inputs import describe_value, prepare, rows, sample_cou
 from nac_openood.network.probe import read
 from nac_openood.network.replica import run_without_grad, unwrap
 
-#: Values between 0 and 1 that are needed to take them for the output of a sigmoid.
+#: How many values, all of them between 0 and 1, look like the output of a sigmoid.
 _ENOUGH_VALUES = 64
 #: How many positions of an input are used, how many samples of a batch that is scored, and how many
 #: samples it takes to compare mean and spread.
@@ -66,7 +66,7 @@ def check_outputs(net: nn.Module, x: Any) -> None:
 
 
 def doubtful_logits(logits: Tensor) -> str:
-    """Why `[batch, classes]` that a network returned are probably not logits; "" if they may be."""
+    """Why outputs `[batch, classes]` are probably not logits; "" if they may be."""
     one = logits.shape[1] == 2 and not bool(logits[:, 0].any())  # the network returned one logit
     z = (logits[:, 1:] if one else logits).detach().float()
     low, high = float(z.min()), float(z.max())
@@ -84,7 +84,7 @@ def doubtful_logits(logits: Tensor) -> str:
 
 
 def unstable(net: nn.Module, x: Any, layers: Mapping[str, Layer], *, draws: bool = False) -> str:
-    """Why the readings of a sample are not always the same; "" if they are.
+    """Why repeated readings of a sample differ; "" if they do not.
 
     Args:
         net: the network.
@@ -147,7 +147,7 @@ def kept_hashes(*hashes: Iterable[int]) -> tuple[int, ...]:
 
 
 def overlap(hashes: Sequence[int], kept: Sequence[int]) -> str:
-    """How many samples are among those of a fit, as in "7 of 9"; "" if hardly any are.
+    """How many samples were part of a fit, as in "7 of 9"; "" if hardly any were.
 
     Args:
         hashes: of the samples.
@@ -161,7 +161,7 @@ def overlap(hashes: Sequence[int], kept: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class InputRange:
-    """What inputs are like; adding up those of batches gives that of all samples.
+    """The shape and the distribution of inputs; those of batches add up to that of all samples.
 
     Args:
         n_samples: how many samples there are.
@@ -217,7 +217,7 @@ class InputRange:
         )
 
     def unlike(self, x: Any) -> str:
-        """How a batch is far outside of this range, in words; "" if it is not."""
+        """How a batch differs greatly from this range, in words; "" if it does not."""
         new = InputRange.of(x, _SAMPLES)
         if new is None or len(new.mean) != len(self.mean) or len(new.shape) != len(self.shape):
             return ""

@@ -1,9 +1,9 @@
 """Fingerprints of networks: counts fitted on one network mean nothing for another.
 
-Two networks may have the same weights and still compute different things: their modules have other
-classes or settings (stride, eps), or another `forward`. Left out is what makes no difference in
-evaluation mode, and what may change while the network stays the same: counters, caches, paths,
-properties of the machine, and versions of libraries.
+Two networks may have the same weights and still compute different things: their modules may have
+other classes or settings (stride, eps), or another `forward`. A fingerprint leaves out whatever
+makes no difference in evaluation mode, and whatever may change while the network stays the same:
+counters, caches, paths, properties of the machine, and versions of libraries.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from nac_openood.tensor_files import raw_bytes
 _FORWARD = f"forward {sys.version_info[0]}.{sys.version_info[1]}"
 #: Modules that do nothing in evaluation mode; libraries add and remove them.
 _IDLE = re.compile("Identity|.*Dropout.*|DropPath|StochasticDepth|DropBlock.*")
-#: Attributes that make no difference in evaluation mode, or that say how a network is run.
+#: Attributes that make no difference in evaluation mode, or that only count or configure runs.
 _IGNORED = frozenset(
     {"training", "inplace", "momentum", "p", "dropout", "drop", "drop_prob", "drop_path_prob",
      "drop_rate", "attn_drop_rate", "proj_drop_rate", "drop_path_rate", "scale_by_keep",
      "enable_nested_tensor", "use_nested_tensor", "call_super_init", "dump_patches",
      "epoch", "step", "global_step", "iteration", "counter", "calls", "seed"}
 )  # fmt: skip
-#: The same, by parts of the names in modules that are not torch's.
+#: Parts of the names of such attributes, in modules that are not PyTorch's.
 _OF_THE_MACHINE = re.compile("cuda|device|gpu|path|file|folder|log|debug|verbose|name|cfg|config")
 
 
@@ -48,12 +48,12 @@ def fingerprint(net: nn.Module, known: Optional[Mapping[str, str]] = None) -> di
 
     Args:
         net: the network.
-        known: its fingerprint before, if parameters and buffers are the same; they are not read.
+        known: an earlier fingerprint with the same parameters and buffers, which are then not read.
 
     Returns:
         `structure`: names, shapes and precision of parameters and buffers. `weights`: their
-        values. `modules`: names and classes of the modules, in order. `setting CLASS.NAME`: what
-        modules compute by, such as stride and eps. `forward VERSION`: the user's own `forward`
+        values. `modules`: names and classes of the modules, in order. `setting CLASS.NAME`: the
+        settings of modules, such as stride and eps. `forward VERSION`: the user's own `forward`
         methods.
     """
     inner = unwrap(net)
@@ -82,8 +82,8 @@ class Watch:
     """Notices that a network has changed since this object was made.
 
     A network that was moved to another device or put in train mode, which passes do not use, has
-    not changed. Values that were written through `.data` are noticed if one of them is the sample
-    that is kept of each tensor on the CPU, or by a `certain` comparison.
+    not changed. Values that were written through `.data` are noticed if they include the one value
+    per tensor on the CPU that is compared, or by a `certain` comparison.
 
     Attributes:
         fingerprint: of the network when this object was made.
@@ -100,7 +100,7 @@ class Watch:
         """How the network has changed, in words; "" if it has not.
 
         Args:
-            structure: the `identities` of its modules; None looks at them.
+            structure: the `identities` of its modules; None computes them.
             certain: whether to compare all weights even if nothing suggests a change.
         """
         structure = structure or identities(self._net.modules())
@@ -126,7 +126,7 @@ class Watch:
         self._seen = self._values()
 
     def _values(self) -> list[Any]:
-        """What changes with the values of the tensors and is read quickly."""
+        """What changes with the values of the tensors, and is cheap to read."""
         versions = [tensor._version for tensor in self._versioned]
         return [*versions, *map(Tensor.data_ptr, self._tensors), *map(Tensor.item, self._samples)]
 

@@ -25,8 +25,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from nac_openood.network.inputs import Inputs, sample_count, tensors_in
 from nac_openood.network.replica import kept_random_state, run
 
-#: In place of a node: a tensor made of weights and constants alone, and integers made from the
-#: input.
+#: In place of a node: for tensors made of weights and constants only, and for integers made from
+#: the input.
 _STATIC, _INTEGERS = -1, -2
 
 #: Products of data with weights, and the axis on which the neurons that they make lie.
@@ -226,7 +226,7 @@ def record(net: nn.Module, x: Inputs) -> Recorder:
                 on_output=[(module, partial(after, path)) for path, module in modules],
                 adapt=_layer_by_layer,
             )
-    finally:  # a Ctrl-C inside of `__enter__` or `__exit__` would leave the recorder on
+    finally:  # an interrupt inside of `__enter__` or `__exit__` would leave the recorder on
         while torch._C._len_torch_dispatch_stack() > depth:
             torch._C._pop_torch_dispatch_stack(None)
     once = [path for path, begun in starts.items() if len(begun) == 1 and path in calls]

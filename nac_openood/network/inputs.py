@@ -20,8 +20,8 @@ from nac_openood.errors import NACError, ProbeError, first_line
 
 #: A batch: a tensor `[batch, ...]`, or a tuple or dict of such tensors, also nested.
 Inputs = Union[Tensor, "tuple[Any, ...]", "dict[str, Any]"]
-#: Names under which batches carry labels. They are never passed to a network, which would compute
-#: a loss from them.
+#: Names under which batches carry labels. They are never passed to a network, because it would
+#: compute a loss from them.
 LABELS = ("label", "labels")
 #: The precisions that a network can be cast to, with their names in files.
 PRECISIONS = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -160,17 +160,13 @@ def prepare(net: nn.Module, x: Any) -> Any:
     weights = next((p for p in net.parameters() if p.is_floating_point()), None)
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise ProbeError(
-            "networks cannot be read inside of torch.func (grad, vmap, ...): the gradients of a "
-            "pass are its own, and its results have none. Call it with tensors as they are."
+            "networks cannot be read inside of torch.func (grad, vmap, ...): a pass computes its "
+            "own gradients, and its results have none. Call it outside of these functions."
         )
 
     def move(tensor: Tensor) -> Tensor:
-        plain = type(tensor).__name__ not in ("FakeTensor", "MaskedTensor")
-        # another subclass may keep its own values
-        empty = not plain or (type(tensor) is Tensor and tensor.is_meta)
-        if tensor.layout != torch.strided or tensor.is_nested or empty:
-            named = "meta" if plain else type(tensor).__name__
-            kind = "nested" if tensor.is_nested else named if empty else str(tensor.layout)
+        kind = "nested" if tensor.is_nested else "meta" if tensor.is_meta else tensor.layout
+        if kind != torch.strided:
             raise ProbeError(
                 f"expected dense tensors with values, got {kind}. "
                 "Pass x.to_dense(), or pad sequences to one length and pass a mask."
@@ -249,7 +245,7 @@ def explained(x: Any) -> Iterator[None]:
         raise ProbeError(f"the network failed on this batch: {reason}. {hint}") from error
 
 
-#: Errors that name the module's idea of a batch, not the user's.
+#: Errors about shapes, which PyTorch describes from a module's point of view, not the user's.
 _SHAPES = re.compile(
     "channels|shapes cannot be multiplied|size of tensor|[iI]nput (image )?(of )?size"
     "|normalized_shape|(image|Input) (height|width)"
@@ -279,7 +275,7 @@ def _common_mistake(x: Any, error: str) -> Optional[str]:
         )
     if "positional argument" in error or "keyword argument" in error:
         return f"{found}. Tensors are passed as `net(x)`, tuples as `net(*x)`, dicts as `net(**x)`."
-    another = f"{found}: has it another number of channels, or size, than the network takes?"
+    another = f"{found}. Does the network take another size, or another number of channels?"
     return another if _SHAPES.search(error) else None
 
 
@@ -292,7 +288,7 @@ def logits_of(output: Any, x: Inputs) -> Tensor:
     The output is a tensor; a dict or an object with `logits`, such as Hugging Face's outputs and
     named tuples; or another tuple that begins with one of these. `NamedOutput` is for all others.
     A single logit `z` per sample, `[batch]` or `[batch, 1]`, as of classifiers with a sigmoid,
-    counts as the two logits `[0, z]`: `softmax([0, z])[1]` is `sigmoid(z)`.
+    counts as the two logits `[0, z]`, because `softmax([0, z])[1]` is `sigmoid(z)`.
 
     Args:
         output: what the network returned.
@@ -302,7 +298,7 @@ def logits_of(output: Any, x: Inputs) -> Tensor:
     if found is not None and not found.is_floating_point():
         raise ProbeError(
             f"expected logits from the network, got {found.dtype} of {describe_value(found)}, such "
-            "as numbers of classes. Let it return the logits that they are chosen by."
+            "as predicted classes. Let it return the logits from which they are predicted."
         )
     if found is not None and (found.ndim == 1 or found.shape[1:] == (1,)):
         found = torch.stack([torch.zeros_like(found), found], dim=1).flatten(1)
@@ -310,8 +306,8 @@ def logits_of(output: Any, x: Inputs) -> Tensor:
     if found is None or not dense or found.ndim != 2 or found.shape[1] < 2:
         raise ProbeError(
             "expected logits of shape [batch, classes] from the network, or [batch] for two "
-            f"classes; got {describe_value(output)}. Name the output that they are, as `output` of "
-            "NACDetector, or wrap the network."
+            f"classes; got {describe_value(output)}. Name the output with the logits, as `output` "
+            "of NACDetector, or wrap the network."
         )
     if found.shape[0] != sample_count(x):
         raise ProbeError(

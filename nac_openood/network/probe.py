@@ -194,7 +194,7 @@ class _Tap(torch.autograd.Function):
 
 
 class Taps:
-    """Reads the outputs of layers in one pass.
+    """Reads the outputs of layers during a pass.
 
     Args:
         layers: what to read, by name.
@@ -290,7 +290,7 @@ class Taps:
             )
 
     def readings(self, batch: int) -> dict[str, Reading]:
-        """The readings of a batch of `batch` samples, which end the pass."""
+        """The readings of a pass over `batch` samples; the next pass may begin."""
         activations, self._activations = self._activations, {}
         missing = [name for name in self._layers if name not in activations]
         if missing:

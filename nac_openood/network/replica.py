@@ -6,8 +6,8 @@ of the module tree, as in `nn.DataParallel`: new module objects that share the p
 buffers of the old ones and have copies of their other attributes and hooks.
 
 What `forward` assigns to `self` stays in the replica and is dropped with it. A hook is called with
-the replica of its module, which is what `weight_norm` and the like need. The hook of an object that
-keeps modules of the network, and may search for its module among them, gets the original.
+the replica of its module, as `weight_norm` and the like need. Hooks of objects that keep references
+to modules of the network are called with the original, which these objects may look up.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _REGISTRIES = {name for name, value in vars(nn.Module()).items() if isinstance(v
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 #: Types of values that refer to no module; most attributes of a module have one of them.
 _SIMPLE = {type(None), bool, int, float, str, bytes, Tensor}
-#: The file with the code of functions below a decorator such as @torch.inference_mode().
+#: The source file of the functions that decorators such as @torch.inference_mode() return.
 _DECORATORS = torch.no_grad()(lambda: None).__code__.co_filename
 #: Longer containers hold data, not modules; they are not searched.
 _LONGEST = 1000
 
 
 def unwrap(net: nn.Module) -> nn.Module:
-    """The network inside DataParallel, DDP and torch.compile, which compute what it computes.
+    """The network inside the wrappers of DataParallel, DDP and torch.compile.
 
     Raises:
         ProbeError: `net` is not a network.
@@ -238,7 +238,7 @@ def private_copy(net: nn.Module) -> nn.Module:
 def _blank(module: nn.Module) -> nn.Module:
     """A replica without attributes yet."""
     if isinstance(module, torch.jit.ScriptModule):
-        # its modes are not Python's to set, and inside it no Python hook runs
+        # it has no mode that can be set from here, and no Python hook runs inside it
         return copy.deepcopy(module).eval() if module.training else copy.copy(module)
     replica: nn.Module = object.__new__(type(module))
     return replica
@@ -247,7 +247,7 @@ def _blank(module: nn.Module) -> nn.Module:
 def _fill(replica: nn.Module, module: nn.Module, new: dict[int, Any]) -> bool:
     """Give a replica its attributes; false if some had to be copied to refer to replicas."""
     state = vars(module).copy()
-    # a replica would draw weights of its own
+    # each replica would draw its own weights
     check_initialized(module, *state["_parameters"].values(), *state["_buffers"].values())
     shared = True
     for name, value in state.items():
@@ -265,7 +265,7 @@ def _fill(replica: nn.Module, module: nn.Module, new: dict[int, Any]) -> bool:
     forward: Any = type(module).forward
     code = getattr(forward, "__code__", None)
     if code is not None and code.co_filename == _DECORATORS and "forward" not in state:
-        # without @torch.inference_mode() or @torch.no_grad(), below which there are no gradients
+        # without @torch.inference_mode() and @torch.no_grad(), which turn off gradients
         state["forward"] = MethodType(forward.__wrapped__, new[id(module)])
     if isinstance(module, nn.TransformerEncoder):
         state["use_nested_tensor"] = False  # such tensors cannot be read
@@ -278,7 +278,7 @@ def _fill(replica: nn.Module, module: nn.Module, new: dict[int, Any]) -> bool:
 
 
 def check_initialized(module: nn.Module, *tensors: Optional[Tensor]) -> None:
-    """Refuse tensors of a lazy module that has not run."""
+    """Raise if one of the tensors belongs to a lazy module that has not run yet."""
     if any(tensor is not None and is_lazy(tensor) for tensor in tensors):
         raise ProbeError(
             f"{type(module).__name__} has parameters that are not initialized yet. Run the network "
