@@ -1,8 +1,8 @@
-"""The method itself, on tensors: it needs torch and NumPy and nothing else.
+"""The method itself, on tensors; it depends on torch and NumPy only.
 
-`reading` is what was read of a layer and `layer_config` how to use it; `histogram` counts states.
-The rules (`rule`, `coverage`, `plus`) make scores of the counts, and `pvalues` and `metrics`
-measure what the scores are worth.
+`reading` has the readings of layers, `layer_config` their settings, and `histogram` counts states.
+The rules (`rule`, `coverage`, `plus`) turn counts into scores; `pvalues` decides by scores, and
+`metrics` evaluates them.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 These estimates have a tail: in the lowest part of the scores, where few are left to count,
 `p = t * exp(-(q - x) / b)` below the `t` quantile `q`, with `b` the mean distance of the scores
-below it, and `t` 5 %, or as much as holds ten scores. They tell very unusual samples from unusual
-ones, which the score needs. Its own p-value is that of `pvalues.PValues`, without a tail.
+below it, and `t` 5 %, or as much as holds ten scores. Tails tell very unusual samples from unusual
+ones, which the score needs. The p-value of the score itself is that of `pvalues.PValues`, which has
+no tail.
 """
 
 from __future__ import annotations
@@ -119,10 +120,11 @@ class Fusion:
     `score = w log p(late) - log(1 + s / p(early))`. Where the early layers find a sample unusual,
     `p(early)` below `s`, they count in full; above that, hardly at all.
 
-    Two kinds of parts are weighted by how they agree with GEN on the calibration data (see
-    `_agreement`): the distance of the head's input by it, because where confident samples are far
-    from the mean, as in most convolutional networks, a large distance is no sign of OOD data; early
-    parts by 1 less it, because what the logits say must not count twice.
+    Two kinds of parts are weighted by their agreement with GEN on the calibration data (see
+    `_agreement`). The weight of the distance of the head's input is the agreement: where confident
+    samples are far from the mean, as in most convolutional networks, a large distance is no sign of
+    OOD data. The weight of an early part is 1 minus the agreement, so that evidence of the logits
+    does not count twice.
 
     Args:
         calibration: the parts of held-out in-distribution data by name, `[samples]` each. These
@@ -209,8 +211,8 @@ class Fusion:
 def _agreement(part: Tensor, logits: Tensor) -> float:
     """How far a part orders ID samples as GEN does, from 0 to 1.
 
-    The square of Spearman's rank correlation, less two standard errors of it: with few samples, a
-    correlation is mostly chance. A negative one counts as none.
+    The square of Spearman's rank correlation minus two standard errors, because with few samples a
+    correlation is mostly chance. A negative difference counts as 0.
     """
     first, second = _centered_ranks(part), _centered_ranks(logits)
     length = float(first.norm() * second.norm())

@@ -435,7 +435,7 @@ def _rows(samples: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
 
 
 def _order(samples: Mapping[str, Tensor]) -> np.ndarray:
-    """The samples by index, and those of one index by their readings, int64 `[samples]`."""
+    """The order of samples: by index, then by their readings, int64 `[samples]`."""
     index = samples[_INDEX].numpy()
     if len(np.unique(index)) == len(index):
         return np.argsort(index)

@@ -182,8 +182,8 @@ class PValues:
 def _table(n: int, confidence: Optional[float]) -> Tensor:
     """The p-values of scores with 0 to `n` of `n` calibration scores at or below, `[n + 1]`.
 
-    With `confidence`, these are the adjusted ones of Bates et al. (2023), by Simes' inequality: for
-    all levels at once, no more alarms than the level, with this probability over calibration sets.
+    With `confidence`, they are adjusted as in Bates et al. (2023), by Simes' inequality: with this
+    probability over calibration sets, the rate of alarms is at most the level, for all levels.
     """
     k = torch.arange(1, n + 2, dtype=torch.float64)
     if confidence is None:

@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 AUTHORS_SEED = 1
 #: For loaders without a fixed batch size.
 _BATCH_SIZE = 32
-#: What a loader over other samples has in common with the loader it is made from.
+#: Options that `loader_like` takes over from another loader.
 _SAME_OPTIONS = (
     "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn",
     "multiprocessing_context", "prefetch_factor",
@@ -41,8 +41,8 @@ _SAME_OPTIONS = (
 
 #: How many samples to fit on: a number, None for all of them, or `DEFAULT_SIZE`.
 SampleCount = Union[int, str, None]
-#: As many as the paper's settings are made for, and with which NAC+ is as good as with more; see
-#: docs/method.md. More of them if there are many classes.
+#: As many samples as the paper's settings assume, or so many of each class if that is more. NAC+ is
+#: as good as with more of them; see docs/method.md.
 DEFAULT_SIZE = "auto"
 _SAMPLES, _PER_CLASS = 1000, 20
 

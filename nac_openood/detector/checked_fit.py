@@ -63,7 +63,7 @@ class FitReport:
         mistakes: how the score separates wrong predictions on validation data from right ones;
             None without any.
         doubt: the warning that the accuracy on validation data is far below that on training data,
-            so that the detector should not be used; None if it is not.
+            which means that the detector should not be used; None if it is not far below.
     """
 
     n_fitted: int

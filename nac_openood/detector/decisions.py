@@ -19,7 +19,7 @@ from nac_openood.detector.outcomes import ScoredBatch, checked_alpha, report_non
 from nac_openood.errors import NACError
 
 LEVELS = (0.01, 0.05, 0.10)
-#: Draws for the range of false alarms that chance explains.
+#: How many draws estimate the range of false alarms that chance explains.
 _DRAWS = 20_000
 
 
@@ -70,7 +70,12 @@ def calibration_text(pvalues: Optional[PValues]) -> str:
 
 
 def guarantee(pvalues: Optional[PValues], threshold: Optional[float]) -> str:
-    """What p-values and a threshold promise, in words; None where there are none."""
+    """What p-values and a threshold promise, in words.
+
+    Args:
+        pvalues: None before calibration.
+        threshold: that of the detector, which may have been set by hand.
+    """
     if pvalues is None:
         return "No guarantee: this detector is not calibrated. Call calibrate(loader)."
     n, confidence = len(pvalues.scores), pvalues.confidence

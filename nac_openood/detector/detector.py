@@ -33,7 +33,7 @@ from nac_openood.network.fingerprint import Watch, difference, identity
 from nac_openood.network.inputs import NamedOutput, checked_autocast, named_output, sample_shape
 from nac_openood.network.replica import kept_random_state, unwrap
 
-#: Threads that call `partial_fit` or `calibrate`, which both change the rule, take turns.
+#: Held while `partial_fit` or `calibrate` changes a rule, so that threads take turns.
 _RULE_LOCK = threading.RLock()
 
 
@@ -83,7 +83,7 @@ class NACDetector:
         autocast: Optional[torch.dtype] = None,
         output: Union[int, str, None] = None,
     ) -> None:
-        if isinstance(unwrap(net), torch.jit.ScriptModule):  # `unwrap` refuses what is no network
+        if isinstance(unwrap(net), torch.jit.ScriptModule):  # `unwrap` raises if it is no network
             raise ProbeError(
                 "TorchScript runs outside of Python, so its layers cannot be read. Pass the "
                 "network that it was made from, or load its file by "
@@ -97,7 +97,7 @@ class NACDetector:
         settings = config.layer_settings(net, layers, kind)
         find = partial(config.automatic_settings, net, kind)
         self._reader = Reader(net, kind, settings, find, fast=fast, autocast=autocast)
-        self._warned = False  # of inputs unlike those of the fit
+        self._warned = False  # that inputs are unlike those of the fit
         self._watch: Optional[Watch] = None  # of the network that the rule was fitted on
         self.rule_: Optional[Rule] = None
         self.fit_summary_: Optional[FitSummary] = None

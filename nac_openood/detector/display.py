@@ -32,7 +32,7 @@ def picture(image: Tensor) -> str:
 
 
 def share_text(share: float) -> str:
-    """A share in percent with enough digits not to say 0 or 100 % of what is neither."""
+    """A share in percent, with enough digits to tell it from 0 and 100 %."""
     digits = next((d for d in (1, 2, 3, 4) if 0 < round(100 * share, d) < 100), 1)
     return f"{100 * share:.{digits}f} %"
 

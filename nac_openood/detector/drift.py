@@ -24,7 +24,8 @@ from nac_openood.files import PathLike
 
 # -- a dataset -----------------------------------------------------------------------------
 
-#: Permutations per test, as many as stay below this number of drawn values.
+#: The most and the fewest permutations per test. In between, their number is limited so that at
+#: most `_VALUES` values are drawn.
 _MOST, _FEWEST, _VALUES = 9999, 199, 10**8
 
 
@@ -32,14 +33,14 @@ class Drift(NamedTuple):
     """Whether a dataset, as a whole, is like the calibration data.
 
     Attributes:
-        p_value: of the hypothesis that it is; the smaller of the next two, doubled, at most 1.
+        p_value: of the hypothesis that it is: twice the smaller of the next two, at most 1.
         p_scores: of a permutation test of the scores.
         p_classes: of a permutation test of the predicted classes; None if they are not known.
         auroc: the probability that a calibration sample scores higher than one of the dataset, with
             its 99 % interval; 0.5 if they are alike.
         reference: scores of the calibration samples, `[samples]`.
         scores: of the dataset, `[samples]`; NaN where readings are NaN or Inf.
-        p_values: of the dataset, `[samples]`; even if it is like the calibration data.
+        p_values: of the dataset, `[samples]`; uniform if it is like the calibration data.
         classes: how often each class was predicted, for the calibration samples and the dataset,
             int64 `[2, classes]`; empty if that is not known.
     """
@@ -94,7 +95,7 @@ def dataset_drift(pvalues: PValues, scores: Tensor, classes: Tensor, *, seed: in
 
 
 def _scores_test(reference: np.ndarray, scores: np.ndarray, draw: np.random.Generator) -> float:
-    """A permutation test of ranks, in which the lowest and the highest count most."""
+    """The p-value of a permutation test of ranks; the lowest and the highest count most."""
     pooled = np.concatenate([reference, scores])
     ordered = np.sort(pooled)
     # equal scores have the same rank, in the middle of theirs
@@ -121,8 +122,8 @@ def _scores_test(reference: np.ndarray, scores: np.ndarray, draw: np.random.Gene
 def _effect(reference: Tensor, scores: Tensor) -> Interval:
     """The AUROC with a 99 % interval that holds for few samples, and for separated ones.
 
-    The interval of DeLong would have no width for these, so it is widened to Newcombe's (2006),
-    which has all values that differ by at most 2.58 of their own standard errors.
+    DeLong's interval would have no width for these, so it is widened to include Newcombe's (2006),
+    which contains all values that differ by at most 2.58 of their own standard errors.
     """
     ((value, low, high),), _ = auroc_intervals(reference[None], scores[None])
     n, m, a = len(reference), len(scores), np.linspace(0, 1, 10_001)
@@ -132,7 +133,7 @@ def _effect(reference: Tensor, scores: Tensor) -> Interval:
 
 
 def _classes_test(counts: np.ndarray, draw: np.random.Generator) -> float:
-    """A permutation test of the chi-squared statistic of a table `[2, classes]`."""
+    """The p-value of a permutation test of the chi-squared statistic of counts `[2, classes]`."""
     total, sizes = counts.sum(axis=0), counts.sum(axis=1)
     used = total > 0
     expected = (total * sizes[1] / sizes.sum())[used]
@@ -149,8 +150,8 @@ def _classes_test(counts: np.ndarray, draw: np.random.Generator) -> float:
 # -- a stream ------------------------------------------------------------------------------
 
 _KIND, _VERSION = "nac_openood monitor", 1
-#: Bets `e * p**(e - 1)` on small p-values, and the same on large ones. The smaller `e`, the higher
-#: the bet on very unusual inputs; near 1, it is on many slightly unusual ones.
+#: Exponents of bets `e * p**(e - 1)` on small p-values, and of the same bets on large ones. A small
+#: `e` bets on a few very unusual inputs, one near 1 on many slightly unusual ones.
 _BETS = np.array([0.25, 0.5, 0.7, 0.85, 0.95])
 #: After so many inputs, the reference is the calibration data alone again.
 _EPOCH = 10_000
@@ -194,11 +195,8 @@ class DriftMonitor:
         score: Optional[Callable[[Any], Tensor]] = None,
     ) -> None:
         self._reference = np.sort(np.asarray(reference, dtype=np.float64).ravel())
-        self.alpha, self.seed, self.epoch = (
-            checked_alpha(alpha),
-            whole_number("`seed`", seed, 0),
-            epoch,
-        )
+        self.alpha, self.epoch = checked_alpha(alpha), epoch
+        self.seed = whole_number("`seed`", seed, 0)
         self._score = score
         self.n_inputs = 0
         self.alarm_at: Optional[int] = None
@@ -234,7 +232,7 @@ class DriftMonitor:
         return self.update_scores(self._score(x))
 
     def update_scores(self, scores: Any) -> bool:
-        """Add inputs by their scores `[batch]`; NaN is lower than all others."""
+        """Add the scores `[batch]` of inputs in order; NaN counts as the lowest."""
         values = np.asarray(torch.as_tensor(scores).detach().cpu(), dtype=np.float64).ravel()
         for value in np.where(np.isnan(values), -math.inf, values).tolist():
             self._add(value)
@@ -303,6 +301,6 @@ class DriftMonitor:
 def _reserve(t: int) -> float:
     """The part of a player's capital that was not bet on the first `t` inputs.
 
-    It falls slowly, so that bets begin at any time, also late, with a fair stake.
+    It decreases slowly, so that there is capital left to bet on a change at any time.
     """
     return 1 / math.log(t + math.e)

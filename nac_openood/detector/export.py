@@ -69,7 +69,7 @@ def export(detector: NACDetector, path: files.PathLike, example: Any, *, alpha: 
         "layers": list(detector.layers),
         "alpha": alpha,
         "classes": list(detector.classes_),
-        # what the inputs of the fit were like
+        # the shape and the distribution of the inputs of the fit
         "inputs": None if summary is None or not summary.inputs else asdict(summary.inputs),
     }
     with kept_random_state(), torch.no_grad(), files.replacing(path) as temporary:

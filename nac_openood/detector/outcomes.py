@@ -51,7 +51,7 @@ class Scores(NamedTuple):
 
 
 class Images:
-    """The images of a batch, for as long as somebody else keeps them: nothing is held in memory."""
+    """A weak reference to the images of a batch, which are shown while the caller keeps them."""
 
     def __init__(self, x: Any = None) -> None:
         shown = isinstance(x, Tensor) and x.ndim == 4 and x.shape[1] in (1, 3)
@@ -63,10 +63,8 @@ class Images:
     def pictures(self, n: int = display.MOST) -> list[str]:
         """HTML of the first `n` images; empty texts where there are none."""
         batch = None if self._batch is None else self._batch()
-        found = (
-            [] if batch is None else [display.picture(image) for image in batch[:n].detach().cpu()]
-        )
-        return found + [""] * (n - len(found))
+        shown = () if batch is None else batch[:n].detach().cpu()
+        return [*map(display.picture, shown), *[""] * (n - len(shown))]
 
 
 class _Verdicts(NamedTuple):
@@ -131,7 +129,7 @@ class Verdicts(_Verdicts):
             yield n, (name, display.share_text(sure), f"{score:.4g}", f"{p:.2g}", out[n])
 
 
-#: What is usual, for errors.
+#: Usual values, for errors.
 _USUAL = {"tpr": 0.95, "confidence": 0.9, "fdr": 0.1}
 
 

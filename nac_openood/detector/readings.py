@@ -108,7 +108,7 @@ class Readings(ByLayer):
     def check_labels(self, what: str) -> None:
         """Raise if in-distribution samples have labels that are not classes of the network.
 
-        Samples without any label are fine; OOD samples among labelled ones are not.
+        Readings without any labels are fine; OOD samples among labeled ones are not.
         """
         if self.logits is not None and bool((self.label != -1).any()):
             check_labels(self.label, self.logits.shape[1], f"the {what} readings: ")
@@ -280,7 +280,7 @@ class Reader:
             )
 
     def doubts(self, x: Any, logits: Tensor) -> list[str]:
-        """What makes the readings of a batch doubtful, found by running a few samples again.
+        """Why the readings of a batch are doubtful, found by running a few samples again.
 
         Args:
             x: the batch.
@@ -327,7 +327,7 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 
 def on_cpu(parts: Iterable[Readings]) -> Iterator[Readings]:
-    """Move readings to the CPU, waiting for those of a GPU only while it has its next batch."""
+    """Move readings to the CPU; copies from a GPU overlap with the pass over the next batch."""
     copies: deque[tuple[Readings, Any]] = deque()
     for part in parts:
         event = _copied_event(part.prediction.device)

@@ -39,9 +39,9 @@ _DTYPES = {name: dtype for dtype, name in PRECISIONS.items()}
 class FitSummary:
     """What a detector was fitted on: samples, and how many of each class (empty if unlabeled).
 
-    `n_right` is the number that the network classified correctly, if `fit` has just counted it; a
-    detector's file does not keep it. `inputs` is what the samples were like; None where that is
-    unknown. `hashes` identify the samples.
+    `n_right` is how many of them the network classified correctly; None if that was not counted,
+    also for a detector from a file. `inputs` describes the samples; None where that is unknown.
+    `hashes` identify them.
     """
 
     n_samples: int
@@ -52,7 +52,7 @@ class FitSummary:
 
     @classmethod
     def of_batch(cls, batch: Batch) -> FitSummary:
-        """The summary of a single batch; how many of it are right is not known yet."""
+        """The summary of a single batch, without `n_right`."""
         x, labels = batch.data, [] if batch.label is None else batch.label.tolist()
         hashes = kept_hashes(sample_hashes(x))
         return cls(batch.size, Counter(labels), inputs=InputRange.of(x), hashes=hashes)
@@ -73,8 +73,7 @@ class FitSummary:
         n_samples, counted = self.n_samples + other.n_samples, dict(sorted(counts.items()))
         hashes = kept_hashes(self.hashes, other.hashes)
         rights = [each.n_right for each in (self, other) if each.n_samples]
-        known = [n for n in rights if n is not None]
-        n_right = sum(known) if known and len(known) == len(rights) else None
+        n_right = None if None in rights else sum(n for n in rights if n)
         return FitSummary(n_samples, counted, n_right, inputs, hashes)
 
 

@@ -156,7 +156,7 @@ class Structure:
     # -- the head --------------------------------------------------------------------------
 
     def head_operand(self) -> Optional[Traced]:
-        """What the last product is applied to; for several heads, what they have in common."""
+        """The input of the last product; for several heads, the last value they have in common."""
         if not self.products:
             return None
         last = self.products[-1]
@@ -300,7 +300,7 @@ def _grouped(blocks: Sequence[Block], same: Callable[[Size, Size], bool]) -> lis
 
 
 def _most_frequent_kind(blocks: Sequence[Block]) -> list[Block]:
-    """The blocks of one class; if two are equally frequent, of the one around the other."""
+    """The blocks of the most frequent class; of two equally frequent ones, the enclosing one."""
     counts = Counter(kind for kind, _ in {(type(b.call.module), b.node) for b in blocks})
 
     def rank(kind: type) -> tuple[int, int]:

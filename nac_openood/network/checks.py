@@ -35,7 +35,7 @@ _UNIT = 2.0**-20
 
 
 def check_outputs(net: nn.Module, x: Any) -> None:
-    """Raise if the first of several outputs is not the logits, but what they are computed from.
+    """Raise if the first of several outputs is not the logits, but features they are computed from.
 
     Args:
         net: the network.
