@@ -34,7 +34,7 @@ def passed(n, neurons=4, seed=0):
 
 
 def counted(probed, label, config):
-    rule = CoverageIntegral("deep", config)
+    rule = CoverageIntegral({"deep": config})
     rule.update(probed, label)
     return rule
 
@@ -50,7 +50,7 @@ def test_it_is_the_formula(m, full_count, alpha, seed):
     assert rule.integral() == pytest.approx(
         oracle.coverage_integral(states, m, full_count), abs=1e-12
     )
-    assert (rule.n_samples, rule.n_correct) == (25, int(right.sum()))
+    assert (rule.n_samples, rule.histogram.n_samples) == (25, int(right.sum()))
 
 
 @pytest.mark.parametrize("m", [2, 3, 50, 51, 1000])
@@ -129,12 +129,12 @@ def test_batches_and_shards_make_no_difference(hand_net):
 def test_merging_refuses_other_settings_and_takes_empty_ones():
     probed, label, _ = passed(9)
     rule = counted(probed, label, IntegralConfig())
-    empty = CoverageIntegral("deep", IntegralConfig())
+    empty = CoverageIntegral({"deep": IntegralConfig()})
     before = rule.integral()
     rule.merge(empty)
     empty.merge(rule)
     assert empty.integral() == rule.integral() == before
-    with pytest.raises(NACError, match="cannot merge NAC-ME of different layers or settings"):
+    with pytest.raises(NACError, match="cannot merge rules with different layers or settings"):
         rule.merge(counted(probed, label, IntegralConfig(51)))
 
 
@@ -150,10 +150,10 @@ def test_what_cannot_be_counted_is_told(small_net, images, labels):
             coverage_integral(small_net, *arguments)
     probed, label, right = passed(12)
     probed["deep"].activation[int(np.flatnonzero(right)[0]), 1] = float("nan")
-    with pytest.raises(NACError, match=r"layer 'deep': 1 of \d+ samples have NaN or Inf"):
+    with pytest.raises(NACError, match=r"layer 'deep': 1 of 12 fitting samples have NaN or Inf"):
         counted(probed, label, IntegralConfig()).integral()
     with pytest.raises(NotFittedError, match="nothing was counted"):
-        CoverageIntegral("a", IntegralConfig()).integral()
+        CoverageIntegral({"a": IntegralConfig()}).integral()
     for wrong in ({"n_bins": 1}, {"full_count": 0}, {"steepness": 0}, {"n_bins": 2.5}):
         with pytest.raises(NACError, match=next(iter(wrong))):
             IntegralConfig(**wrong)
@@ -211,7 +211,7 @@ def test_the_authors_figures(bench, bench_readings):
     expected = json.loads((folder / "expected_nacme.json").read_text())
     net = minibench.trained(folder)
     layers = {name: find_layer(net, name) for name in ("avgpool", "layer4", "layer3")}
-    rules = [CoverageIntegral(e["layer"], settings(e)) for e in expected["G"]]
+    rules = [CoverageIntegral({e["layer"]: settings(e)}) for e in expected["G"]]
     training = minibench.images(root, "train_cifar10")
     passes = []
     for name, rows in minibench.training_rows(training).items():
@@ -224,7 +224,7 @@ def test_the_authors_figures(bench, bench_readings):
         for rule in rules:
             rule.update(probed, label)
     assert {rule.n_samples for rule in rules} == {5000}
-    assert {rule.n_correct for rule in rules} == {expected["correct"]}
+    assert {rule.histogram.n_samples for rule in rules} == {expected["correct"]}
     assert len(rules) == 15
     for rule, each in zip(rules, expected["G"]):
         assert rule.integral() == pytest.approx(each["G"], abs=1e-4), each

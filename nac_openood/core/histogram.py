@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Mapping, Optional, Tuple, Type, TypeVar, Union
+from typing import Mapping, Optional, Tuple, Type, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nac_openood.core.layer_config import IntegralConfig, sigmoid
-from nac_openood.core.reading import Reading, broken_error, logits_in, not_finite, reading_in
-from nac_openood.errors import NACError, NotFittedError
+from nac_openood.core.layer_config import STATES, IntegralConfig, sigmoid
+from nac_openood.core.reading import Reading, logits_in
+from nac_openood.core.rule import Needs, Rule
+from nac_openood.errors import NACError
 
 _SPREAD = 1e3
 #: 8 MB of cells at most; beyond that (n_bins in the hundred thousands) a binary search is used.
@@ -219,87 +220,49 @@ class LinearHistogram(Histogram):
         return int(filled) / (full_count * self.n_bins * self.neurons)
 
 
-class CoverageIntegral:
+class CoverageIntegral(Rule):
     """NAC-ME: how much of their range the neurons of a layer cover on the training data.
 
     The states of correctly classified samples are counted in equal bins, batch by batch, and
 
         G = mean over neurons of (sum over bins of min(count / O*, 1)) / M
 
-    is the coverage, a number from 0 to (M - 1) / M. See `docs/checkpoints.md`.
-
-    Args:
-        layer: the name of the layer.
-        config: its settings.
+    is the coverage, a number from 0 to (M - 1) / M. See `docs/checkpoints.md`. It is fitted and
+    merged like other rules, on one layer, but has no scores of samples.
 
     Attributes:
         n_samples: how many samples were seen, classified correctly or not.
     """
 
-    def __init__(self, layer: str, config: IntegralConfig) -> None:
-        self.layer, self.config = layer, config
-        self.histogram: Optional[LinearHistogram] = None
-        self.n_samples = 0
-        self._broken: Union[int, Tensor] = 0
+    name = "nac_me"
+    layer_settings = IntegralConfig
 
     @property
-    def n_correct(self) -> int:
-        """How many of them were classified correctly, and counted."""
-        return 0 if self.histogram is None else self.histogram.n_samples
+    def needs(self) -> Needs:
+        """Activations and gradients of the layer, and labels."""
+        return Needs(tuple(self.layers), frozenset(self.layers), labels=True)
 
-    def update(self, readings: Mapping[str, Reading], label: Tensor) -> None:
-        """Count the correctly classified samples of a batch.
+    @property
+    def histogram(self) -> LinearHistogram:
+        """The counts of the samples that were classified correctly."""
+        self.check()
+        (config,) = self.layers.values()
+        return LinearHistogram.of_sums(self.state["counts"], config.n_bins)
 
-        Args:
-            readings: readings of the layer `[batch, neurons]`, with logits `[batch, classes]`.
-            label: int64 `[batch]`.
-        """
-        argument = state_argument(self.layer, reading_in(readings, self.layer))
+    def update(self, readings: Mapping[str, Reading], label: Optional[Tensor] = None) -> None:
+        """Count the correctly classified samples of a batch."""
+        assert label is not None  # see `needs`
+        ((layer, config),) = self.layers.items()
+        argument = STATES["output*gradient"].squashed(*self.checked(readings)[layer])
         correct = logits_in(readings).argmax(dim=1).cpu() == label.cpu()
         counted = argument[correct.to(argument.device)]
-        if self.histogram is None:
-            n_bins = self.config.n_bins
-            self.histogram = LinearHistogram.empty(counted.shape[1], n_bins, counted.device)
-        self.histogram.to(counted.device).update(sigmoid(self.config.steepness * counted))
-        self.n_samples += label.shape[0]
-        # added up on the device: reading the number here would stall every batch
-        self._broken = self._broken + not_finite(Reading(counted)).sum()
-
-    def check(self) -> None:
-        """Raise if no sample was seen, or if a counted sample had NaN or Inf readings."""
-        if self.histogram is None or not self.n_samples:
-            raise NotFittedError("nothing was counted: there was no training sample.")
-        if int(self._broken):
-            raise broken_error(int(self._broken), f"{self.n_correct} samples", self.layer)
+        histogram = LinearHistogram.empty(counted.shape[1], config.n_bins, counted.device)
+        histogram.update(sigmoid(config.steepness * counted))
+        self.add("counts", histogram.counts)
+        self.count_broken(readings, {layer: Reading(counted)})
+        self.add("n_samples", torch.tensor(len(label)))
 
     def integral(self) -> float:
         """G(X, theta); 0 where no sample was classified correctly."""
-        self.check()
-        assert self.histogram is not None
-        return self.histogram.integral(self.config.full_count)
-
-    def merge(self, other: CoverageIntegral) -> None:
-        """Add the counts of another shard of the training data."""
-        first, second = ((each.layer, each.config) for each in (self, other))
-        if first != second:
-            raise NACError(
-                f"cannot merge NAC-ME of different layers or settings: {first} and {second}."
-            )
-        if other.histogram is not None:
-            counts = other.histogram.counts.to(torch.int64)
-            if self.histogram is not None:
-                counts = counts + self.histogram.counts.to(counts.device)
-            self.histogram = LinearHistogram.of_sums(counts, self.config.n_bins)
-        self.n_samples += other.n_samples
-        self._broken = int(self._broken) + int(other._broken)
-
-
-def state_argument(name: str, reading: Reading) -> Tensor:
-    """What the sigmoid is taken of, `[batch, neurons]`, before multiplication by the steepness."""
-    activation, gradient = reading
-    if gradient is None:
-        raise NACError(
-            f"layer '{name}': NAC-ME needs gradients, but these readings have none. Read the "
-            "network again with gradients."
-        )
-    return activation * gradient
+        (config,) = self.layers.values()
+        return self.histogram.integral(config.full_count)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from nac_openood.core.coverage import Coverage
-from nac_openood.core.histogram import CoverageIntegral, LinearHistogram, state_argument
-from nac_openood.core.layer_config import IntegralConfig, LayerConfig, sigmoid
+from nac_openood.core.histogram import CoverageIntegral, LinearHistogram
+from nac_openood.core.layer_config import STATES, IntegralConfig, LayerConfig, sigmoid
 from nac_openood.core.reading import Reading, broken_error, not_finite
 from nac_openood.detector.batches import batches, check_labels
 from nac_openood.detector.config import AUTO
@@ -99,7 +99,7 @@ def count_coverage(
                 )
             read = reader.read(batch.data)
             check_labels(batch.label, read.logits.shape[1])
-            counted = counted or CoverageIntegral(next(iter(reader.layers)), config)
+            counted = counted or CoverageIntegral(dict.fromkeys(reader.layers, config))
             counted.update(read, batch.label)
     if counted is None:
         raise NACError("NAC-ME: the loader yielded no batch, so there is nothing to read.")
@@ -211,7 +211,8 @@ class CheckpointReadings:
                     rows = {f"{role}/{name}": right.to(torch.uint8)}
                     if read is not None:
                         layer = next(iter(reader.layers))
-                        product = state_argument(layer, read[layer])[right.to(logits.device)]
+                        product = STATES["output*gradient"].squashed(*read[layer])
+                        product = product[right.to(logits.device)]
                         broken = int(not_finite(Reading(product)).sum())
                         if broken:
                             raise broken_error(broken, f"{len(product)} samples of {title}", layer)
