@@ -279,15 +279,10 @@ def _report(
         messages: warnings so far.
         n_data_classes: number of classes in the data, if it is known.
     """
-    from scipy.optimize import linear_sum_assignment
-
-    notes, alpha, alarms = list(messages), pvalues.alpha, None
-    prediction, label, n_classes = scored.prediction, scored.label, scored.n_classes
+    notes, prediction, label = list(messages), scored.prediction, scored.label
+    n_classes, n_val = scored.n_classes, len(label)
     check_labels(label, n_classes)
-    answers = np.zeros((n_classes, n_classes), dtype=int)
-    np.add.at(answers, (label[label >= 0], prediction[label >= 0]), 1)
-    n_val = len(label)
-    if n_data_classes is not None and n_data_classes != n_classes:
+    if n_data_classes not in (None, n_classes):
         notes.append(
             f"the data has {n_data_classes} classes and the network {n_classes}. Are these the "
             "images that it was trained on?"
@@ -299,52 +294,69 @@ def _report(
             f"{len(few)} of {len(counts)} classes have fewer than {_FEW_SAMPLES} fitting samples, "
             f"as few as {min(few)}: add training images of these classes."
         )
-    right, threshold = int(np.trace(answers)), float(pvalues.limits[0])
-    accuracy = right / n_val
-    chance = answers.sum(axis=1).max() / n_val
-    reordered = int(answers[linear_sum_assignment(answers, maximize=True)].sum())
-    if reordered - right > _BETTER * n_val:
-        notes.append(
-            f"the network is right on {accuracy:.1%} of validation samples, but would be on "
-            f"{reordered / n_val:.1%} if its classes had another order. Its classes and those of "
-            "the data are probably numbered differently."
-        )
-    elif decisions.binomial_interval(right, n_val)[0] <= chance:
-        notes.append(
-            f"the network is right on {accuracy:.1%} of validation samples, no better than "
-            f"chance ({chance:.1%}). Check the weights, the transform and the labels."
-        )
-    n_labelled = sum(counts)
-    train_accuracy, doubt = None, None
-    if summary.n_right is not None and n_labelled:
-        train_accuracy = summary.n_right / n_labelled
-        variances = (p * (1 - p) / n for p, n in ((train_accuracy, n_labelled), (accuracy, n_val)))
-        error = math.sqrt(sum(variances))
-        if train_accuracy - accuracy - 3 * error > _FAR_BELOW:
-            doubt = (
-                f"the network is right on {accuracy:.1%} of validation samples, far below the "
-                f"{train_accuracy:.1%} of training samples (standard error of the difference: "
-                f"{error:.1%}). Are both labeled alike, and made by the transform that the network "
-                "was trained with?"
-            )
-            notes.append(doubt)
+    answers = np.zeros((n_classes, n_classes), dtype=int)
+    np.add.at(answers, (label[label >= 0], prediction[label >= 0]), 1)
+    accuracy, train_accuracy, doubt = int(np.trace(answers)) / n_val, None, None
+    if summary.n_right is not None and counts:
+        train_accuracy = summary.n_right / sum(counts)
+        doubt = _lower_accuracy(accuracy, n_val, train_accuracy, sum(counts))
+    doubts = [_wrong_answers(answers, n_val), doubt]
+    alarms, threshold = None, float(pvalues.limits[0])
     if tested is not None:
         outcomes.report_nonfinite(tested)
-        (alarms,) = decisions.false_alarm_rates(pvalues(tested), [alpha], pvalues)
-        low, high = alarms.expected
-        # scores equal to the threshold are no alarms, and might have been
-        if alarms.rate > high or float((tested <= threshold).double().mean()) < low:
-            kind = "more" if alarms.rate > high else "fewer"
-            notes.append(
-                f"{alarms.rate:.1%} of test samples are called out-of-distribution, clearly {kind} "
-                f"than the {low:.1%} to {high:.1%} that chance explains: test and validation data "
-                "are not alike."
-            )
+        (alarms,) = decisions.false_alarm_rates(pvalues(tested), [pvalues.alpha], pvalues)
+        doubts.append(_unlikely_alarms(tested, alarms, threshold))
+    notes += filter(None, doubts)
     mistakes = _mistakes(rule.combine(scored.parts), label, prediction, threshold)
     return FitReport(
-        summary.n_samples, n_classes, accuracy, n_val, alpha, threshold, alarms,
+        summary.n_samples, n_classes, accuracy, n_val, pvalues.alpha, threshold, alarms,
         tuple(dict.fromkeys(notes)), train_accuracy, mistakes, doubt,
     )  # fmt: skip
+
+
+def _wrong_answers(answers: np.ndarray, n: int) -> Optional[str]:
+    """A warning if predictions on `n` samples, counts `[classes, classes]`, look wrong."""
+    from scipy.optimize import linear_sum_assignment
+
+    right, chance = int(np.trace(answers)), answers.sum(axis=1).max() / n
+    reordered = int(answers[linear_sum_assignment(answers, maximize=True)].sum())
+    if reordered - right > _BETTER * n:
+        return (
+            f"the network is right on {right / n:.1%} of validation samples, but would be on "
+            f"{reordered / n:.1%} if its classes had another order. Its classes and those of "
+            "the data are probably numbered differently."
+        )
+    if decisions.binomial_interval(right, n)[0] <= chance:
+        return (
+            f"the network is right on {right / n:.1%} of validation samples, no better than "
+            f"chance ({chance:.1%}). Check the weights, the transform and the labels."
+        )
+    return None
+
+
+def _lower_accuracy(val: float, n_val: int, train: float, n_train: int) -> Optional[str]:
+    """A warning if the accuracy on validation samples is far below that on training samples."""
+    error = math.sqrt(train * (1 - train) / n_train + val * (1 - val) / n_val)
+    if train - val - 3 * error <= _FAR_BELOW:
+        return None
+    return (
+        f"the network is right on {val:.1%} of validation samples, far below the {train:.1%} of "
+        f"training samples (standard error of the difference: {error:.1%}). Are both labeled "
+        "alike, and made by the transform that the network was trained with?"
+    )
+
+
+def _unlikely_alarms(tested: Tensor, alarms: FalseAlarms, threshold: float) -> Optional[str]:
+    """A warning if there are more or fewer false alarms on test data than chance explains."""
+    low, high = alarms.expected
+    # scores equal to the threshold are no alarms, and might have been
+    if alarms.rate <= high and float((tested <= threshold).double().mean()) >= low:
+        return None
+    kind = "more" if alarms.rate > high else "fewer"
+    return (
+        f"{alarms.rate:.1%} of test samples are called out-of-distribution, clearly {kind} than "
+        f"the {low:.1%} to {high:.1%} that chance explains: test and validation data are not alike."
+    )
 
 
 def _mistakes(
