@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nac_openood.core.coverage import Coverage
 from nac_openood.core.histogram import CoverageIntegral, LinearHistogram
-from nac_openood.core.layer_config import STATES, IntegralConfig, LayerConfig, sigmoid
+from nac_openood.core.layer_config import STATES, IntegralConfig, sigmoid
 from nac_openood.core.reading import Reading, broken_error, not_finite
 from nac_openood.detector.batches import batches, check_labels
 from nac_openood.detector.config import AUTO
@@ -139,11 +138,11 @@ def layer_reader(net: nn.Module, name: str = AUTO, layout: Optional[str] = None)
             dimensions.
     """
 
-    def find(x: Any) -> dict[str, LayerConfig]:
+    def find(x: Any) -> dict[str, IntegralConfig]:
         found = deepest_layer(net, x, name)
-        return {found.path: LayerConfig(layout=layout or found.layout)}
+        return {found.path: IntegralConfig(layout=layout or found.layout)}
 
-    return Reader(net, Coverage, {}, find)
+    return Reader(net, CoverageIntegral, {}, find)
 
 
 @dataclass(frozen=True)

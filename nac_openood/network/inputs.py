@@ -165,7 +165,9 @@ def prepare(net: nn.Module, x: Any) -> Any:
         )
 
     def move(tensor: Tensor) -> Tensor:
-        kind = "nested" if tensor.is_nested else "meta" if tensor.is_meta else tensor.layout
+        # a subclass may be "meta" and keep its values elsewhere
+        is_meta = type(tensor) is Tensor and tensor.is_meta
+        kind = "nested" if tensor.is_nested else "meta" if is_meta else tensor.layout
         if kind != torch.strided:
             raise ProbeError(
                 f"expected dense tensors with values, got {kind}. "
