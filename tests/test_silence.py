@@ -266,7 +266,7 @@ def test_inference_mode_in_forward():
 @pytest.mark.parametrize("shape", [(4, 1, 8, 8), (4, 4, 8, 8), (4, 30)])
 def test_another_number_of_channels_is_named(shape):
     det = fit(Net())
-    with pytest.raises(ProbeError, match="another number of channels, or size"):
+    with pytest.raises(ProbeError, match="another size, or another number of channels"):
         det.score(torch.rand(shape))
 
 
