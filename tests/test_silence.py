@@ -273,7 +273,7 @@ def test_another_number_of_channels_is_named(shape):
 def test_another_size_than_a_vision_transformer_takes_is_named():
     net = torchvision.models.VisionTransformer(8, 4, 1, 2, 16, 16, num_classes=4).eval()
     det = NACDetector(net, {"encoder.ln": OUTPUT}).fit([images(8)])
-    with pytest.raises(ProbeError, match="Wrong image height.*another number of channels, or size"):
+    with pytest.raises(ProbeError, match="Wrong image height.*Does the network take another size"):
         det.score(images(2, side=12))
 
 

@@ -164,7 +164,7 @@ def test_what_is_no_batch(detector, small_net, x, message):
 
 
 def test_another_number_of_channels(detector, images):
-    message = r"3 channels, but got 2 channels instead. The batch has shape \[24, 2, 9, 9\]: has it"
+    message = r"3 channels, but got 2 channels instead. The batch has shape \[24, 2, 9, 9\]. Does"
     with pytest.raises(NACError, match=message):
         detector.score(images[:, :2])
 
