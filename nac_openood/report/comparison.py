@@ -60,8 +60,7 @@ def results_csv(results: Results) -> str:
 
 def _titled(row: Mapping[str, Any]) -> dict[str, Any]:
     """The row with the metrics' titles as keys: both kinds of FPR@95 say which they are."""
-    names = {end: {f"{k}{end}": f"{v}{end}" for k, v in fmt.SHOWN.items()} for end in ("", " std")}
-    titles = {**names[""], **names[" std"]}
+    titles = {f"{k}{end}": f"{v}{end}" for k, v in fmt.SHOWN.items() for end in ("", " std")}
     return {titles.get(k, k): v for k, v in row.items()}
 
 
@@ -84,20 +83,17 @@ def results_latex(results: Results) -> str:
 def summary_table(results: Results) -> str:
     """The ranking with `>` before our methods, the verdict and notes, 100 columns wide at most."""
     ranked = Ranked(results)
+    opening = () if results.confident is None else sentences(results, results.confident)
     table = _ranking_table(ranked)
     # there is no room for the last column, the implementations
-    story = [] if results.confident is None else sentences(results, results.confident)
-    lines = [line for text in story for line in wrap(text, 100)] + [""] * bool(story)
-    lines += render.text_table(table, len(table.columns) - 1)
+    lines = render.text_table(table, len(table.columns) - 1)
     lines += [render.shortened(f"    {problem}") for problem in _problems(ranked)]
-    section = against_paper(ranked)
-    short = any(row.get("source") == LEADERBOARD for row in results.paper)
-    for block in section.blocks if short else ():
-        lines += ["", *(render.text_table(block) if isinstance(block, Table) else wrap(str(block)))]
-    notes = [f"Note: {note}" for note in results.notes]
-    for text in (*_metric_notes(ranked), verdict(ranked), *notes):
-        lines += ["", *wrap(text, 100)]
-    return "\n".join(lines)
+    on_leaderboard = any(row.get("source") == LEADERBOARD for row in results.paper)
+    return render.terminal_text(
+        [line for text in opening for line in wrap(text, 100)], lines,
+        *(against_paper(ranked).blocks if on_leaderboard else ()), *_metric_notes(ranked),
+        verdict(ranked), *(f"Note: {note}" for note in results.notes),
+    )  # fmt: skip
 
 
 def comparison_document(results: Results) -> render.Document:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from textwrap import wrap
 from typing import Any, Sequence
 
 from nac_openood import files
@@ -59,8 +58,7 @@ def write_analysis_page(folder: Path) -> Path:
 
 def finding_text(found: Finding) -> str:
     """The sentence and the first table as text for a terminal of 100 columns."""
-    tables = [line for table in found.tables[:1] for line in ("", *render.text_table(table))]
-    return "\n".join([*wrap(f"{found.title}: {found.sentence}", 100), *tables])
+    return render.terminal_text(f"{found.title}: {found.sentence}", *found.tables[:1])
 
 
 def analysis_document(findings: Sequence[Finding], about: About) -> render.Document:

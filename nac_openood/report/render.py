@@ -9,9 +9,12 @@ from html import escape
 from itertools import accumulate, count, groupby, product
 from math import isfinite
 from pathlib import Path
-from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
+from textwrap import wrap
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
+import markupsafe
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from nac_openood import files
 from nac_openood.__about__ import __version__
@@ -22,8 +25,6 @@ from nac_openood.tables import Cell, Column, Entry, Examples, Figure, Table, tex
 
 _ASSETS = Path(__file__).parent / "assets"
 _WIDTH, _NAME = 100, 20  # columns of a terminal, and of a name in it
-#: The note below a heading, which stands in parentheses in Markdown and LaTeX.
-_NOTE = r"\n(.*)"
 #: Columns (by which values are better in them) that show standard deviations: the first choice, and
 #: what is tried next if there is no room.
 _SPREADS = (("higher", "lower", ""), ("higher",), ())
@@ -120,18 +121,29 @@ def render_page(content: Document) -> str:
     Raises:
         NACError: if matplotlib is not installed.
     """
-    templates = Environment(
+    return _rendered("page.html", content, markupsafe.escape)
+
+
+def render_markdown(content: Document) -> str:
+    """A document as Markdown, without its figures."""
+    return _rendered("results.md.j2", content, _escaped)
+
+
+def _rendered(template: str, content: Document, escape: Callable[[Any], str]) -> str:
+    """A document in the form of a template, whose values are passed through `escape`."""
+    environment = Environment(
         loader=FileSystemLoader(_ASSETS), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+        finalize=lambda value: value if isinstance(value, Markup) else Markup(escape(value)),
     )  # fmt: skip
     numbers = count(1)
-    templates.filters.update(
+    environment.filters.update(
         picture=picture_of, svg=lambda picture: svg(picture, f"picture-{next(numbers)}"),
-        kind=lambda block: type(block).__name__, cell=Cell.of, groups=_groups,
+        kind=lambda block: type(block).__name__, cell=Cell.of, groups=_groups, heading=_heading,
         ordinal=ordinal, set_title=set_title, share=share_text,
     )  # fmt: skip
     sections = [section for section in content.sections if section.blocks]
-    page = templates.get_template("page.html")
+    page = environment.get_template(template)
     return page.render(document=content, sections=sections, version=__version__)
 
 
@@ -141,58 +153,25 @@ def _groups(columns: Sequence[Column]) -> list[tuple[str, int]]:
     return found if any(title for title, _ in found) else []
 
 
-def render_markdown(content: Document) -> str:
-    """A document as Markdown, without its figures."""
-    parts = [
-        f"# {_escaped(content.title)}",
-        *([_escaped("{seen} {caught}".format(**content.story))] if content.story else []),
-        f"**{_escaped(content.verdict)}**",
-        _escaped(" \u00b7 ".join([content.arch, *content.facts])) + ".",
-        *_markdown([f"Note: {note}" for note in content.notes]),
-    ]
-    for section in content.sections:
-        parts += _markdown(section, "##")
-    about: list[Content] = [
-        Section("", title, [[f"{name}: {value}" for name, value in own.items()]])
-        for title, own in content.about.items()
-    ]
-    if content.command:
-        parts.append(f"## Command to reproduce it\n\n```\n{content.command}\n```")
-    parts += _markdown(Section("", "About this report", about), "##")
-    return "\n\n".join(parts) + "\n"
-
-
-def _markdown(block: Content, level: str = "###") -> Iterator[str]:
-    """The block's paragraphs; figures have none."""
-    if isinstance(block, str):
-        yield _escaped(block)
-    elif isinstance(block, list) and block:
-        yield "\n".join(f"- {_escaped(item)}" for item in block)
-    elif isinstance(block, Section):
-        texts = [text for each in block.blocks for text in _markdown(each)]
-        yield from [f"{level} {_escaped(block.title)}", *texts] if texts else []
-    elif isinstance(block, Table):
-        if block.title:
-            yield f"### {_escaped(block.title)}"
-        if block.rows:
-            yield _markdown_table(block)
-
-
-def _markdown_table(table: Table) -> str:
-    heads = [f"{c.group} " + re.sub(_NOTE, r" (\1)", c.title) for c in table.columns]
-    lines = [[_escaped(head) for head in heads]]
-    lines.append(["---:" if column.number else "---" for column in table.columns])
-    for number, row in enumerate(table.rows):
-        cells = [_escaped(Cell.of(entry)) for entry in row]
-        if number in table.ours:
-            cells[table.name_column] = f"**{cells[table.name_column]}**"
-        lines.append(cells)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _heading(column: Column) -> str:
+    """The title on one line, with its note in parentheses."""
+    return re.sub(r"\n(.*)", r" (\1)", column.title)
 
 
 def _escaped(value: object) -> str:
     """One line that neither breaks a table nor starts a tag."""
     return escape(" ".join(str(value).split()), quote=False).replace("|", "\\|")
+
+
+def terminal_text(*blocks: Content) -> str:
+    """Paragraphs, tables and lists of lines for a terminal, with an empty line in between."""
+    parts: list[list[str]] = []
+    for block in blocks:
+        if isinstance(block, Table):
+            parts.append(text_table(block))
+        elif isinstance(block, (str, list)):
+            parts.append(wrap(block, _WIDTH) if isinstance(block, str) else block)
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
 def text_table(table: Table, most: Optional[int] = None) -> list[str]:
@@ -255,7 +234,7 @@ def latex_table(table: Table, caption: str, label: str) -> str:
         label: for references.
     """
     groups = _groups(table.columns)
-    titles = [latex_text(re.sub(_NOTE, r" (\1)", column.title)) for column in table.columns]
+    titles = [latex_text(_heading(column)) for column in table.columns]
     lines = [
         r"\begin{table}", r"\centering", rf"\caption{{{latex_text(caption)}}}",
         rf"\label{{{label}}}",
