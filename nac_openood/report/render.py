@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from html import escape
-from itertools import accumulate, count, groupby, product
+from itertools import count, groupby, product
 from math import isfinite
 from pathlib import Path
 from textwrap import wrap
@@ -121,20 +121,40 @@ def render_page(content: Document) -> str:
     Raises:
         NACError: if matplotlib is not installed.
     """
-    return _rendered("page.html", content, markupsafe.escape)
+    return _rendered("page.html", markupsafe.escape, document=content)
 
 
 def render_markdown(content: Document) -> str:
     """A document as Markdown, without its figures."""
-    return _rendered("results.md.j2", content, _escaped)
+    return _rendered("results.md.j2", _escaped, document=content)
 
 
-def _rendered(template: str, content: Document, escape: Callable[[Any], str]) -> str:
-    """A document in the form of a template, whose values are passed through `escape`."""
+def latex_table(table: Table, caption: str, label: str) -> str:
+    """A table as a float with rules of the package booktabs; the best of a column is bold.
+
+    Args:
+        table: the table; cells with rank 1 are bold, and those with rank 2 underlined.
+        caption: as text.
+        label: for references.
+    """
+    return _rendered("table.tex.j2", latex_text, table=table, caption=caption, label=label)
+
+
+#: LaTeX has many braces of its own, so its templates have other delimiters.
+_LATEX_SYNTAX: Any = {
+    "block_start_string": "<%", "block_end_string": "%>",
+    "variable_start_string": "<<", "variable_end_string": ">>",
+    "comment_start_string": "<#", "comment_end_string": "#>",
+}  # fmt: skip
+
+
+def _rendered(template: str, escape: Callable[[Any], str], **values: Any) -> str:
+    """A template filled with values that are passed through `escape`."""
     environment = Environment(
         loader=FileSystemLoader(_ASSETS), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
         finalize=lambda value: value if isinstance(value, Markup) else Markup(escape(value)),
+        **(_LATEX_SYNTAX if escape is latex_text else {}),
     )  # fmt: skip
     numbers = count(1)
     environment.filters.update(
@@ -142,9 +162,7 @@ def _rendered(template: str, content: Document, escape: Callable[[Any], str]) ->
         kind=lambda block: type(block).__name__, cell=Cell.of, groups=_groups, heading=_heading,
         ordinal=ordinal, set_title=set_title, share=share_text,
     )  # fmt: skip
-    sections = [section for section in content.sections if section.blocks]
-    page = environment.get_template(template)
-    return page.render(document=content, sections=sections, version=__version__)
+    return environment.get_template(template).render(values, version=__version__)
 
 
 def _groups(columns: Sequence[Column]) -> list[tuple[str, int]]:
@@ -223,37 +241,6 @@ _LATEX = {
 def latex_text(text: object) -> str:
     """A text on one line as LaTeX prints it."""
     return "".join(_LATEX.get(character, character) for character in " ".join(str(text).split()))
-
-
-def latex_table(table: Table, caption: str, label: str) -> str:
-    """A table as a float with rules of the package booktabs; the best of a column is bold.
-
-    Args:
-        table: the table; cells with rank 1 are bold, and those with rank 2 underlined.
-        caption: as text.
-        label: for references.
-    """
-    groups = _groups(table.columns)
-    titles = [latex_text(_heading(column)) for column in table.columns]
-    lines = [
-        r"\begin{table}", r"\centering", rf"\caption{{{latex_text(caption)}}}",
-        rf"\label{{{label}}}",
-        rf"\begin{{tabular}}{{{''.join('r' if c.number else 'l' for c in table.columns)}}}",
-        r"\toprule",
-    ]  # fmt: skip
-    if groups:
-        spans = [rf"\multicolumn{{{n}}}{{c}}{{{latex_text(title)}}}" for title, n in groups]
-        ends = list(accumulate(n for _, n in groups))
-        rules = [rf"\cmidrule(lr){{{e - n + 1}-{e}}}" for e, (t, n) in zip(ends, groups) if t]
-        lines += [" & ".join(spans) + r" \\", "".join(rules)]
-    lines += [" & ".join(titles) + r" \\", r"\midrule"]
-    for row in table.rows:
-        cells = [Cell.of(entry) for entry in row]
-        marks = {1: r"\textbf{%s}", 2: r"\underline{%s}"}
-        texts = [marks.get(c.rank or 0, "%s") % latex_text(c.text) for c in cells]
-        spreads = [rf" {{\scriptsize {latex_text(c.spread)}}}" if c.spread else "" for c in cells]
-        lines.append(" & ".join(map("".join, zip(texts, spreads))) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
 
 def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
