@@ -403,7 +403,7 @@ EDGES = {
     "in-distribution, covariate shift": {"sets": SHIFTED},
     "NAC is not among them": {"methods": ("msp", "knn", "gram")},
     "NAC is 1st of 1 on near-OOD": {"methods": ("nac",)},
-    "No method produced a result": {"change": failed(error="broken")},
+    "No method has a result": {"change": failed(error="broken")},
     "NAC has no result (no <gpu>).": {"change": failed("nac", error="no <gpu>")},
     "KNN: 1 of 2 runs succeeded (s1: too hot)": {"change": failed("knn", "s1", error="too hot")},
     "; the ranking lists the reasons": {"loaded": drop("rows")},

@@ -94,7 +94,7 @@ def _plus_layers(data: AnalysisData, options: Options) -> Finding:
     study.found = {name: scores.metrics(names) for name, names in chosen.items()}
     rows = [([name], line) for name, line in study.found.items()]
     study.table(
-        "Early layers, each with all else", text_columns("Layers"), rows, ours=[len(rows) - 1]
+        "Early layers, with all other parts", text_columns("Layers"), rows, ours=[len(rows) - 1]
     )
     names = {LOGITS: "logits (GEN)"}
     for head in (n for n in data.layers if n not in every):
@@ -160,8 +160,8 @@ def weighted(data: AnalysisData, options: Options) -> Finding:
         study.figures.append(tables.metric_bars(m, f"{m} by OOD set", list(study.found), bars))
     study.notes.append(
         f"Of {result.evaluated} combinations of weights, the one with the highest AUROC of ID "
-        f"against OOD validation data is used ({100 * result.best.auroc:.2f} %); among equals, the "
-        "first, with large weights. The other settings are unchanged."
+        f"against OOD validation data is used ({100 * result.best.auroc:.2f} %); ties go to the "
+        "first, which has larger weights. The other settings are unchanged."
     )
     paper = study.paper("Table 17", "weights", dataset=FAR)
     if paper:

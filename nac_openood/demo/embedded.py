@@ -112,8 +112,8 @@ def embedded_sets(say: Say = lambda text: None) -> Datasets:
     patch_sets = {name: _patch_set(name, say) for name in BENCHMARKS[NAME].far}
     far = {name: images for name, images in patch_sets.items() if images is not None}
     ood_val = _patch_set(BENCHMARKS[NAME].ood_val, say)
-    labelled = parts["train"], parts["val"], parts["test"]
-    return Datasets(NAME, N_CLASSES, *labelled, ood_val, near, far, shifted, _SETTINGS.std)
+    labeled = parts["train"], parts["val"], parts["test"]
+    return Datasets(NAME, N_CLASSES, *labeled, ood_val, near, far, shifted, _SETTINGS.std)
 
 
 def _missing(name: str, library: str) -> str:

@@ -23,9 +23,9 @@ _COSTS = {"ms_per_image": "ms / image", "setup_seconds": "Setup, s", "peak_mb": 
 _ABOUT_TESTS = (
     "DeLong's test, paired by sample: would other test samples of the same kind give the same "
     "order? Differences are percentage points of AUROC, means over OOD sets and checkpoints. The "
-    "p-values are corrected (Holm) for the number of methods in the table, not for your having "
-    "tried several settings; p < 0.01 counts as more than chance. The checkpoints count as given: "
-    "'ahead on' tells how many of them agree."
+    "p-values are corrected (Holm) for the number of methods in the table, but not for settings "
+    "that you tried before; p < 0.01 counts as significant. The checkpoints are taken as fixed: "
+    "'Ahead on' is the number of them on which the method is ahead."
 )
 _ROLES = {"id": "in-distribution", "csid": "in-distribution, covariate shift"}
 
@@ -81,7 +81,7 @@ def results_latex(results: Results) -> str:
 
 
 def summary_table(results: Results) -> str:
-    """The ranking with `>` before our methods, the verdict and notes, 100 columns wide at most."""
+    """The ranking with `>` before our methods, the verdict and notes, at most 100 columns wide."""
     ranked = Ranked(results)
     opening = () if results.confident is None else sentences(results, results.confident)
     table = _ranking_table(ranked)
@@ -115,7 +115,7 @@ def verdict(ranked: Ranked) -> str:
     """How each of our methods ranks, a sentence each."""
     ours = [m for m in ranked.methods if m.ours]
     if not ranked.worked:
-        return "No method produced a result; the ranking lists the reasons."
+        return "No method has a result; the ranking lists the reasons."
     if not ours:
         return f"{fmt.count(len(ranked.worked), 'method')} compared; NAC is not among them."
     sentences = []
@@ -170,7 +170,7 @@ def _tiles(ranked: Ranked, m: RankedMethod) -> Iterator[Tile]:
 
 def _ranking(ranked: Ranked) -> Section:
     """Means, times and implementations, and what went wrong."""
-    order = "Methods are ordered by near-OOD AUROC, or far-OOD AUROC without it."
+    order = "Methods are ordered by near-OOD AUROC, or by far-OOD AUROC if there is no near-OOD."
     text = f"Percent{_spread(ranked.results)}. {order}"
     notes, problems = _metric_notes(ranked), _problems(ranked)
     return Section("ranking", "Ranking", [text, *notes, _ranking_table(ranked), problems])

@@ -13,7 +13,7 @@ from nac_openood.analysis.finding import About, Finding
 from nac_openood.errors import FileError
 from nac_openood.report import render
 from nac_openood.report.figures import svg_file
-from nac_openood.report.formatting import count, set_title, settings_text
+from nac_openood.report.formatting import capital, count, set_title, settings_text
 from nac_openood.report.render import Content, Figures, Section
 
 _ROLES = {"fit": "fitting subset", "id_val": "ID validation", "ood_val": "OOD validation",
@@ -82,7 +82,7 @@ def analysis_document(findings: Sequence[Finding], about: About) -> render.Docum
     settings = {name: settings_text(own) for name, own in layers.items()}
     versions = about.made_with["versions"]
     return render.Document(
-        f"{set_title(about.id_name)}: analyses of NAC", about.arch,
+        f"{capital(set_title(about.id_name))}: analyses of NAC", about.arch,
         findings[0].sentence if len(findings) == 1 else several,
         sections, facts, notes, topic="Analysis of NAC", command=about.command,
         about={"Data": samples, "Settings of NAC": settings, "Versions": versions},

@@ -128,10 +128,10 @@ def story(results: Results) -> dict[str, Any]:
     ]
     classes = fmt.count(found.n_classes, "class", "classes")
     note = (
-        f"p is the share of samples that score as low with {found.method}, of {found.n_known:,} "
-        f"test samples and the one in question. Of samples like those of training, at most "
-        f"{100 * found.level:.0f} % have p \u2264 {found.level:g}. Shown are mistakes among the "
-        "ten surest of a dataset."
+        f"p is the share of samples with a {found.method} score as low, among {found.n_known:,} "
+        f"test samples and the one in question. Of samples like the training data, at most "
+        f"{100 * found.level:.0f} % have p \u2264 {found.level:g}. Each mistake shown is one of "
+        "the ten most confident of its dataset."
     )
     seen, caught = sentences(results, found)
     return {
@@ -149,11 +149,11 @@ def sentences(results: Results, found: ConfidentMistakes) -> tuple[str, str]:
     """What the network learned, was shown and was wrong about, and how much of that is caught."""
     n, sure, caught = (sum(counts) for counts in zip(*found.sets.values()))
     name, accuracy = fmt.set_title(results.id_name), results.runs[0].accuracy
-    right = "" if accuracy is None else f" and names {accuracy:.1f} % of new ones correctly"
+    right = "" if accuracy is None else f" and classifies {accuracy:.1f} % of new ones correctly"
     return (
         f"A network was trained on {name}{right}. Then it was shown {n:,} samples of none of its "
-        f"{found.n_classes} classes. Whatever it says is wrong, but for {sure:,} of them it is at "
-        f"least {100 * found.sure:.0f} % sure.",
+        f"{found.n_classes} classes. Any class it predicts is wrong, yet for {sure:,} of them it "
+        f"is at least {100 * found.sure:.0f} % sure.",
         f"An alarm at p \u2264 {found.level:g} with {found.method} catches {caught:,} of these "
         f"{sure:,} confident mistakes ({100 * caught / sure:.0f} %).",
     )

@@ -25,7 +25,7 @@ from nac_openood.tables import Cell, Column, Entry, Examples, Figure, Table, tex
 
 _ASSETS = Path(__file__).parent / "assets"
 _WIDTH, _NAME = 100, 20  # columns of a terminal, and of a name in it
-#: Columns (by which values are better in them) that show standard deviations: the first choice, and
+#: Which columns show standard deviations, by which values are better in them: the first choice, and
 #: what is tried next if there is no room.
 _SPREADS = (("higher", "lower", ""), ("higher",), ())
 

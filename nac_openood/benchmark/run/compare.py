@@ -35,7 +35,7 @@ from nac_openood.tensor_files import versions
 #: Which datasets of image files had no unreadable images, by identity.
 _CHECKED = "images.json"
 _UNFINISHED: Failure = ("failed", "not finished: repeat the comparison to continue from here")
-#: A method that takes fewer seconds had stored results.
+#: Seconds; a method that takes less had stored results.
 _INSTANT = 0.2
 
 
@@ -178,10 +178,10 @@ class Study:
 
 
 def run_study(study: Study, *, against: Optional[str] = None) -> Results:
-    """Run what has no stored results yet, tabulate everything, and write `results.json`.
+    """Run all methods without stored results, tabulate everything, and write `results.json`.
 
     Each result is stored as soon as it is available. A method that fails does not stop the others.
-    If the study is interrupted, what is done so far is tabulated first.
+    If the study is interrupted, the results so far are tabulated first.
 
     Args:
         study: what to compare.
@@ -189,7 +189,7 @@ def run_study(study: Study, *, against: Optional[str] = None) -> Results:
     """
     with locked(make_folder(study.out)), kept_random_state():
         store.clear_leftovers(study.out)
-        # before all images are read, so that a wrong network is noticed at once
+        # before all images are checked, so that a wrong network is noticed at once
         loaded = [study.network(study.runs[0])]
         study = study.checked()
         remove(study.out / results.RESULTS_FILE)  # an old table would not match new scores
@@ -248,7 +248,7 @@ class TimeLeft:
 
 
 def _tell(on_result: Callable[[Row], None], row: Row) -> None:
-    """Pass a result on; what fails there must not cost the others."""
+    """Call `on_result`; an error in it must not stop the comparison."""
     if not is_main():
         return
     try:

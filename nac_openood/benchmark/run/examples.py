@@ -129,7 +129,7 @@ def _picture(study: Study, dataset: str, index: int) -> Optional[bytes]:
     try:
         picture: Any = study.scored[dataset].picture(index)
         return None if picture is None else small_png(picture)
-    except Exception as error:  # the user's code failed, which must not cost the results
+    except Exception as error:  # an error in the user's code must not stop the comparison
         text = f"sample {index} of '{dataset}' has no picture: {error_text(error)}"
         warnings.warn(text, UserWarning, stacklevel=2)
         return None
