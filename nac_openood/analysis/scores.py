@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Iterator, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Iterable, Iterator, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -83,7 +83,7 @@ class PlusScores:
     def __init__(self, data: AnalysisData, fit: Optional[Readings] = None) -> None:
         self._data, self._fit = data, fit or data.fitting.fit
 
-    def metrics(self, layers: Sequence[str], part: Optional[str] = None) -> Metrics:
+    def metrics(self, layers: Iterable[str], part: Optional[str] = None) -> Metrics:
         """The metrics with only these early layers, or of one part of the score alone."""
         data = self._data
         left_out = {*data.early_layers} - {*layers}
