@@ -10,7 +10,7 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from nac_openood.benchmark.paper.published import LEADERBOARD
 from nac_openood.benchmark.run.results import GROUP_NAMES, GROUP_WORDS, Results
-from nac_openood.benchmark.run.significance import Difference, Paired, clearly
+from nac_openood.benchmark.run.significance import Difference, Paired, significant_side
 from nac_openood.report import figures, render
 from nac_openood.report import formatting as fmt
 from nac_openood.report.gallery import hardest_samples, sentences, story
@@ -268,7 +268,7 @@ def _significance(ranked: Ranked) -> Section:
 
 
 def _difference(title: str, found: Difference) -> list[Entry]:
-    side = clearly(found)
+    side = significant_side(found)
     return [
         title, Cell(f"{found.points:+.2f}", value=found.points),
         f"{found.low:+.2f} to {found.high:+.2f}",

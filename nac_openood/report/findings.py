@@ -40,7 +40,7 @@ def write_figures(found: Finding, folder: Path) -> list[Path]:
 def write_analysis_page(folder: Path) -> Path:
     """Write `report.html` with all findings about one network and its data.
 
-    Findings about other networks or data than the newest one are left out.
+    Findings about another network or other data than the newest one's are left out.
 
     Raises:
         NACError: if matplotlib is not installed.

@@ -210,7 +210,7 @@ def run_study(study: Study, *, against: Optional[str] = None) -> Results:
                     row = rows[info.name, method.name] = _row(study, info, method, failed)
                     left.finished()
                     if row.status == "ok" and study.on_result is not None:
-                        _tell(study.on_result, row)
+                        _notify(study.on_result, row)
         finally:
             found = tabulate(study, infos, rows, device)
             found = found.beside_published(against) if against else found
@@ -247,7 +247,7 @@ class TimeLeft:
         return f", about {tqdm.format_interval(seconds)} left"
 
 
-def _tell(on_result: Callable[[Row], None], row: Row) -> None:
+def _notify(on_result: Callable[[Row], None], row: Row) -> None:
     """Call `on_result`; an error in it must not stop the comparison."""
     if not is_main():
         return

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 NAC_PLUS, CONFIDENCE = "nac_plus", "msp"
 #: How many of the hardest samples of the ID test set and of each OOD set are shown.
 _HARDEST_ID, _HARDEST_OOD = 8, 4
-#: From this confidence on, the network counts as sure. So many mistakes are shown, one for each OOD
-#: set: of the ten surest, the one whose picture has most detail, that is, the largest PNG.
+#: The network counts as sure from this confidence on. At most three mistakes are shown, one per OOD
+#: set: of the ten most confident, the one whose picture has the most detail (the largest PNG).
 _SURE, _MISTAKES, _SUREST = 0.9, 3, 10
-#: Pictures of the classes, and of each OOD set.
+#: How many pictures are shown of the classes, and of each OOD set.
 _CLASSES, _OF_SET = 8, 4
 
 

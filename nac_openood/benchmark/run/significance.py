@@ -109,7 +109,7 @@ def _holm(found: Sequence[Difference]) -> list[Difference]:
     return [replace(each, p=adjusted[each.method]) for each in found]
 
 
-def clearly(difference: Difference) -> Optional[str]:
+def significant_side(difference: Difference) -> Optional[str]:
     """Whether a method is significantly (p < 0.01) "ahead" or "behind", else None."""
     if not difference.p < 0.01:
         return None
