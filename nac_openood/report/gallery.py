@@ -149,7 +149,7 @@ def sentences(results: Results, found: ConfidentMistakes) -> tuple[str, str]:
     """What the network learned, was shown and was wrong about, and how much of that is caught."""
     n, sure, caught = (sum(counts) for counts in zip(*found.sets.values()))
     name, accuracy = fmt.set_title(results.id_name), results.runs[0].accuracy
-    right = "" if accuracy is None else f" and classifies {accuracy:.1f} % of new ones correctly"
+    right = "" if accuracy is None else f" and classifies {accuracy:.1f} % of new samples correctly"
     return (
         f"A network was trained on {name}{right}. Then it was shown {n:,} samples of none of its "
         f"{found.n_classes} classes. Any class it predicts is wrong, yet for {sure:,} of them it "
