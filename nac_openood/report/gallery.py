@@ -113,20 +113,6 @@ def story(results: Results) -> dict[str, Any]:
     found = results.confident
     if found is None:
         return {}
-
-    def group(title: str, note: str, files: Sequence[str]) -> dict[str, Any]:
-        images = [picture_in(results, file) for file in files]
-        return {"title": title, "note": note, "pictures": list(filter(None, images))}
-
-    shown = [
-        group(
-            fmt.set_title(name),
-            f"sure of {sure} of {n:,}, {caught} caught",
-            found.shown.get(name, ()),
-        )
-        for name, (n, sure, caught) in found.sets.items()
-    ]
-    classes = fmt.count(found.n_classes, "class", "classes")
     note = (
         f"p is the share of samples with a {found.method} score as low, among {found.n_known:,} "
         f"test samples and the one in question. Of samples like the training data, at most "
@@ -134,15 +120,12 @@ def story(results: Results) -> dict[str, Any]:
         "the ten most confident of its dataset."
     )
     seen, caught = sentences(results, found)
+    title, classes = fmt.set_title(results.id_name), fmt.count(found.n_classes, "class", "classes")
     return {
-        "seen": seen,
-        "caught": caught,
-        "known": group(fmt.capital(fmt.set_title(results.id_name)), classes, found.known),
-        "shown": shown,
-        "cards": [(e, picture_in(results, e.file)) for e in found.examples],
-        "found": found,
-        "note": note,
-    }
+        "seen": seen, "caught": caught, "note": note, "found": found, "classes": classes,
+        "title": fmt.capital(title),
+        "pictures": lambda files: list(filter(None, (picture_in(results, f) for f in files))),
+    }  # fmt: skip
 
 
 def sentences(results: Results, found: ConfidentMistakes) -> tuple[str, str]:
