@@ -67,10 +67,12 @@ def analysis_document(findings: Sequence[Finding], about: About) -> render.Docum
     for f in findings:
         blocks: list[Content] = [f.sentence, Figures(f.figures), *f.tables, [*f.notes], *f.gallery]
         sections.append(Section(f.kind, f.title, blocks))
+    plus = not any("n_bins" in own for own in about.settings.values())  # NAC+ has no such settings
+    rule, what = ("NAC+", "is a study of NAC+") if plus else ("NAC", "repeats a study of the paper")
     surrogate = f"The OOD validation set is made of {about.ood_val['name']}."
     notes = [surrogate] if about.ood_val["surrogate"] else []
-    notes += [] if about.searched else ["NAC's settings were not searched."]
-    several = "Each section repeats tables or figures of the paper on this network."
+    notes += [] if plus or about.searched else ["NAC's settings were not searched."]
+    several = f"Each section {what} on this network."
     facts = [
         count(len(findings), "analysis", "analyses"),
         f"{about.accuracy:.2f} % ID accuracy",
@@ -82,8 +84,8 @@ def analysis_document(findings: Sequence[Finding], about: About) -> render.Docum
     settings = {name: settings_text(own) for name, own in layers.items()}
     versions = about.made_with["versions"]
     return render.Document(
-        f"{capital(set_title(about.id_name))}: analyses of NAC", about.arch,
+        f"{capital(set_title(about.id_name))}: analyses of {rule}", about.arch,
         findings[0].sentence if len(findings) == 1 else several,
-        sections, facts, notes, topic="Analysis of NAC", command=about.command,
-        about={"Data": samples, "Settings of NAC": settings, "Versions": versions},
+        sections, facts, notes, topic=f"Analysis of {rule}", command=about.command,
+        about={"Data": samples, f"Settings of {rule}": settings, "Versions": versions},
     )  # fmt: skip
