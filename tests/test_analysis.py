@@ -28,7 +28,12 @@ from nac_openood.detector.config import NACConfig
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError, NACError
-from nac_openood.report.findings import finding_text, write_analysis_page, write_finding
+from nac_openood.report.findings import (
+    analysis_document,
+    finding_text,
+    write_analysis_page,
+    write_finding,
+)
 from nac_openood.tables import Column, Density, Table
 
 
@@ -414,6 +419,8 @@ def test_studies_of_nac_plus(net, tmp_path):
     data = prepared(net, tmp_path, config=config)
     assert all(reading.gradient is None for reading in data.scored["test"].values())
     found = finding(data, "layers")
+    page = analysis_document([found], data.about())
+    assert page.title.endswith("analyses of NAC+") and not page.notes
     # all layers: what a detector gives that is fitted and calibrated on the same data
     detector, sets = NACDetector(net), data.run.study
     detector.fit(sets.fitting["train"].loader(), 100, progress=False)

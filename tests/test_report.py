@@ -26,7 +26,7 @@ from nac_openood.benchmark.run.results import (
     Row,
     SetInfo,
 )
-from nac_openood.benchmark.run.significance import Difference, _holm, clearly
+from nac_openood.benchmark.run.significance import Difference, _holm, significant_side
 from nac_openood.benchmark.run.store import StoredScores, method_folder, write_scores
 from nac_openood.cli import main
 from nac_openood.core.metrics import auroc, auroc_intervals
@@ -318,7 +318,7 @@ def test_differences_are_those_of_delong_and_of_the_bootstrap(results):
     assert found.points == pytest.approx(
         results.value("msp", NEAR, "AUROC").mean - results.value("knn", NEAR, "AUROC").mean
     )
-    assert (found.ahead, found.runs) == (0, 2) and clearly(found) == "behind"
+    assert (found.ahead, found.runs) == (0, 2) and significant_side(found) == "behind"
     draw, gaps = np.random.default_rng(0), []
     sizes = {s.name: s for s in SETS[:3]}
     names = tuple(sizes)
@@ -343,7 +343,7 @@ def test_differences_are_those_of_delong_and_of_the_bootstrap(results):
 def test_p_values_are_corrected_for_the_number_of_methods():
     many = [Difference(str(p), 1.0, 0.0, 2.0, p, 1, 1) for p in (0.04, 0.001, 0.03, 0.5)]
     assert [d.p for d in _holm(many)] == pytest.approx([0.09, 0.004, 0.09, 0.5])
-    assert [clearly(d) for d in _holm(many)] == [None, "ahead", None, None]
+    assert [significant_side(d) for d in _holm(many)] == [None, "ahead", None, None]
 
 
 def test_tables_for_latex(tmp_path, capsys):
@@ -403,7 +403,7 @@ EDGES = {
     "in-distribution, covariate shift": {"sets": SHIFTED},
     "NAC is not among them": {"methods": ("msp", "knn", "gram")},
     "NAC is 1st of 1 on near-OOD": {"methods": ("nac",)},
-    "No method produced a result": {"change": failed(error="broken")},
+    "No method has a result": {"change": failed(error="broken")},
     "NAC has no result (no <gpu>).": {"change": failed("nac", error="no <gpu>")},
     "KNN: 1 of 2 runs succeeded (s1: too hot)": {"change": failed("knn", "s1", error="too hot")},
     "; the ranking lists the reasons": {"loaded": drop("rows")},
