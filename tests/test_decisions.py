@@ -33,6 +33,7 @@ def test_every_way_gives_the_same_p_values_and_files_keep_them(fitted, small_net
     p = fitted.p_value(x)
     assert torch.equal(fitted.judge(x).p_value, p)
     assert fitted.select(noise(60, 2)).p_value.tolist() == p.tolist()
+    assert torch.equal(torch.from_numpy(fitted.drift(x).p_values), p)
     fitted.save(tmp_path / "x")
     again = NACDetector.load(tmp_path / "x", small_net)
     assert torch.equal(again.p_value(x), p) and again.guarantee() == fitted.guarantee()

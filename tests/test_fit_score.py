@@ -21,6 +21,8 @@ from nac_openood.cli import main
 from nac_openood.search.power import measure_power
 from nac_openood.sources.fitted import drift_of, expand, judge_images, load_fitted
 from nac_openood.sources.networks import build, network_of
+from nac_openood.sources.readers import unlabelled_samples
+from nac_openood.sources.transforms import read_settings
 
 NETWORK = ["--arch", "net.py:make", "--checkpoint", "net.pt"]
 DATA = ["--train", "birds/train", "--val", "birds/val"]
@@ -212,12 +214,12 @@ def test_a_table_and_nothing_else(here, capsys):
     assert all(row["class"] in row["path"] for row in birds)
     assert {row["decision"] for row in stripes} == {"out"}
     assert sum(row["decision"] == "out" for row in birds) < 15
-    score_of = float(rows[0]["score"])
-    from nac_openood.sources.readers import unlabelled_samples
-    from nac_openood.sources.transforms import read_settings
-
     images = unlabelled_samples("birds/test", read_settings("transform.yml").transform())
-    assert float(det.score(images[0]["data"][None])) == pytest.approx(score_of, rel=1e-5)
+    judged = det.judge(torch.stack([image["data"] for image in images]))
+    # another batch is rounded differently, which may move a sample by one rank of 60
+    for name, close in (("score", 1e-4), ("p_value", 0.017)):
+        shown = [float(row[name]) for row in birds]
+        assert getattr(judged, name).tolist() == pytest.approx(shown, abs=close)
 
 
 def test_alpha_and_batch_size_and_workers(here, capsys):
