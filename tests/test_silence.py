@@ -323,13 +323,6 @@ def test_repeated_calibration_samples():
         fit(Net()).calibrate([images(32, seed=3)] * 2)
 
 
-def test_merged_samples_that_are_the_same():
-    parts = [fit(Net(), part) for part in images(60).split(30)]
-    parts[0].merge(parts[1])
-    with pytest.warns(UserWarning, match="30 of 30 samples of the other detector are samples of"):
-        parts[0].merge(parts[1])
-
-
 # -- inputs unlike those of the fit -------------------------------------------------------------
 
 UNLIKE = {
