@@ -506,17 +506,3 @@ def test_without_a_folder_nothing_is_hashed(data, monkeypatch):
     monkeypatch.setattr("nac_openood.sources.samples._hash", lambda *_: pytest.fail("hashed"))
     results = run(small_net(None), data, ["toy"])
     assert results.rows[0].status == "ok" and results.folder.is_dir()
-
-
-def test_the_whole_table_without_backends(data, monkeypatch):
-    """Methods that cannot run are rows, too."""
-    monkeypatch.setitem(__import__("sys").modules, "pytorch_ood", None)
-    monkeypatch.delitem(__import__("sys").modules, "pytorch_ood.detector", raising=False)
-    monkeypatch.setattr("nac_openood.plugin.source.has_openood", lambda: False)
-    messages = []
-    results = compare(
-        small_net(None), **data, nac_config=SETTINGS, progress=False, say=messages.append
-    )
-    assert [r.method for r in results.rows] == list(METHODS)
-    assert {r.method for r in results.rows if r.status == "ok"} == {"nac"}
-    assert any("no baselines, NAC alone" in line for line in messages)
