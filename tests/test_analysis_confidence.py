@@ -152,16 +152,6 @@ def test_files(kind, request, tmp_path):
 # ---- calibration errors
 
 
-def test_by_hand():
-    bins = equal_mass_bins(np.array([0.9, 0.1, 0.8, 0.2, 1.0]), np.array([1, 0, 0, 1, 1]), size=2)
-    assert bins.size.tolist() == [2, 3]
-    assert np.allclose(bins.confidence, [0.15, 0.9]) and np.allclose(bins.accuracy, [0.5, 2 / 3])
-    gaps = [0.35, 0.9 - 2 / 3]
-    squares = (2 * gaps[0] ** 2 + 3 * gaps[1] ** 2) / 5
-    mad = (2 * gaps[0] + 3 * gaps[1]) / 5
-    assert bins.errors() == {"RMS": pytest.approx(squares**0.5), "MAD": pytest.approx(mad)}
-
-
 def test_ties_do_not_depend_on_the_order():
     """Half of 200 equally confident predictions are right: that is calibrated in any order."""
     right = np.repeat([1, 0], 100)

@@ -23,13 +23,6 @@ def detector(small_net, loader):
     return NACDetector(small_net, LAYERS).fit(loader)
 
 
-def test_in_distribution_scores_above_noise(detector, images):
-    seen, strange = detector.score(images), detector.score(images * 5 + 3)
-    assert seen.shape == (24,)
-    assert ((seen >= 0) & (seen <= 1)).all()
-    assert seen.mean() > strange.mean()
-
-
 def test_loaders_of_every_kind_fit_the_same(small_net, images, labels, loader):
     expected = NACDetector(small_net, LAYERS).fit(loader).score(images)
     for other in (

@@ -1,7 +1,5 @@
 """NAC+ against its formulas written out literally, and what happens at its edges."""
 
-import warnings
-
 import numpy as np
 import pytest
 import torch
@@ -158,20 +156,6 @@ def test_too_few_calibration_samples_are_refused():
         rule.calibrate(map(rule.parts, []))
 
 
-@pytest.mark.parametrize("calibrated", [True, False])
-def test_files(calibrated):
-    rule, x = fitted(400), samples(30, 5)
-    if calibrated:
-        rule.calibrate(map(rule.parts, [samples(100, 7)]))
-    again = NACPlus.restore(rule.settings(), rule.tensors())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert torch.equal(again.score(x), rule.score(x))
-    assert again.n_samples == rule.n_samples == 400
-    assert (again.held_out_scores() is None) is calibrated
-    assert rule.tensors()["layer/a/counts"].shape[1] < N_CELLS
-
-
 def test_broken_samples():
     rule = fitted()
     rule.calibrate(map(rule.parts, [samples(100, 7)]))
@@ -209,6 +193,7 @@ def test_dead_and_constant_neurons_do_no_harm():
 def test_damaged_settings_and_tensors_are_refused():
     rule = fitted(400)
     tensors = rule.tensors()
+    assert tensors["layer/a/counts"].shape[1] < N_CELLS  # files leave out empty cells
     for name, value in {"logit_weight": 1e9, "softness": 1.5}.items():
         with pytest.raises(NACError, match=f"{name} must be at most"):
             NACPlus.restore({**rule.settings(), name: value}, tensors)
@@ -364,16 +349,6 @@ def test_sums_of_products_are_exact(seed, scale):
     high, low = (part.numpy().astype(object) for part in Moments.of(values).sums().values())
     assert (high * 2**45 + low).tolist() == literal(values)
     assert (low >= 0).all() and (low < 2**45).all()
-
-
-def test_shards_add_up_to_the_bit():
-    values = torch.randn(1000, 5, generator=torch.Generator().manual_seed(0)) * 40
-    whole, parts = Moments.of(values), [Moments.of(part) for part in values.split(37)]
-    shards = Moments(sum(p.high for p in parts), sum(p.low for p in parts))
-    batches = sum(parts[1:], parts[0])
-    assert torch.equal(whole.high, batches.high) and torch.equal(whole.low, batches.low)
-    assert torch.equal(whole.high, shards.high) and torch.equal(whole.low, shards.low)
-    assert whole.products()[0, 0] == 1000
 
 
 def test_constant_neurons_few_samples_and_extremes():

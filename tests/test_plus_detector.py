@@ -107,20 +107,3 @@ def test_one_pass_says_what_separate_calls_say(calibrated, small_net, images):
     assert torch.equal(found.p_value, calibrated.p_value(images))
     middle = float(found.p_value.median())  # at the level itself a sample is out
     assert found.out(middle).tolist() == (found.p_value <= middle).tolist()
-
-
-def test_what_cannot_be_judged_is_out(calibrated, images):
-    broken = images.clone()
-    broken[1] = float("nan")
-    found = calibrated.judge(broken)
-    assert found.p_value.isnan().tolist() == [i == 1 for i in range(len(images))]
-    assert bool(found.out(1e-9)[1]) and not found.out(1e-9)[0]
-
-
-def test_the_file_keeps_classes_and_notes(calibrated, small_net, tmp_path):
-    calibrated.save(tmp_path / "plain")
-    assert NACDetector.load(tmp_path / "plain", small_net).classes_ == ()
-    calibrated.classes_, calibrated.notes_ = ("a", "b", "c", "d"), {"transform": "resize: 32"}
-    calibrated.save(tmp_path / "notes")
-    again = NACDetector.load(tmp_path / "notes", small_net)
-    assert (again.classes_, again.notes_) == (calibrated.classes_, calibrated.notes_)
