@@ -170,6 +170,16 @@ def judge():
     return toy_judge()
 
 
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    """A headless Chromium."""
+    from pages import chromium
+
+    driver = chromium(tmp_path_factory.mktemp("profile"))
+    yield driver
+    driver.quit()
+
+
 @pytest.fixture(scope="module")
 def drawn_once():
     """Figures with the same words and size are drawn once, for many pages that hardly differ."""
