@@ -9,7 +9,7 @@ import threading
 
 import pytest
 from service_toy import connected
-from test_fit_score import NETWORK, here, project, score, table  # noqa: F401
+from test_fit_score import MADE, here, project, score, table  # noqa: F401
 
 from nac_openood.cli import main
 from nac_openood.serving import app as app_module
@@ -19,8 +19,7 @@ TOKEN = "a-token-of-some-length"
 
 
 def serve(*arguments):
-    options = ["--detector", "birds.nac", *NETWORK, "--device", "cpu", "--port", "0"]
-    return main(["serve", *options, *arguments])
+    return main(["serve", *MADE, "--port", "0", *arguments])
 
 
 def use(monkeypatch, capsys, work, *arguments, sent=signal.SIGTERM):
