@@ -144,21 +144,6 @@ def test_a_method_that_fails_is_a_row_and_the_others_go_on(data, tmp_path):
     assert mended.rows[1].metrics == mended.rows[0].metrics
 
 
-def test_an_interruption_loses_nothing_that_was_finished(data, tmp_path):
-    methods = {"toy": Toy, "slow": Toy, "nac": nac}
-    whole = run_study(study(data, tmp_path / "whole", methods))
-    stopped = {**methods, "slow": lambda: Failing(KeyboardInterrupt(), "score", 4)}
-    with pytest.raises(KeyboardInterrupt):
-        run_study(study(data, tmp_path / "out", stopped))
-    partial = Results.load(tmp_path / "out")
-    assert [r.status for r in partial.rows] == ["ok", "failed", "failed"]
-    assert "repeat the comparison" in partial.rows[1].error
-    kept = {p: p.stat().st_mtime_ns for p in (tmp_path / "out/runs").rglob("*.safetensors")}
-    assert len([p for p in kept if "slow" in p.parts]) == 4
-    assert plain(run_study(study(data, tmp_path / "out", methods))) == plain(whole)
-    assert all(p.stat().st_mtime_ns == t for p, t in kept.items())
-
-
 def test_a_resumed_method_keeps_its_hyperparameters(data, tmp_path):
     run_study(study(data, tmp_path, {"toy": Toy}))
     folder = tmp_path / "runs/s0/toy"
