@@ -26,20 +26,6 @@ X, Y = torch.rand(4, 2), torch.tensor([1, 0, 1, 0])
 
 
 @pytest.mark.parametrize(
-    "item", [{"data": X, "label": Y, "index": 3}, (X, Y), [X, Y, "more"], (X, Y.tolist())]
-)
-def test_labelled_batches(item):
-    batch = as_batch(item)
-    assert torch.equal(batch.data, X)
-    assert torch.equal(batch.label, Y)
-
-
-@pytest.mark.parametrize("item", [X, [X], {"data": X}])
-def test_unlabelled_batches(item):
-    assert as_batch(item).label is None
-
-
-@pytest.mark.parametrize(
     ("item", "message"),
     [
         ({"image": "a.png"}, r"loader must yield tensors .* got dict of image: str"),
