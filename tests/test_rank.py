@@ -194,8 +194,6 @@ def test_equal_validation_accuracies_choose_nothing(run):
 
 
 def test_rank_correlation():
-    assert rank_correlation([1, 2, 3], [10, 20, 30]) == pytest.approx(1.0)
-    assert rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1.0)
     # ranks 1.5, 1.5, 3 and 1, 2, 3: a tie has the mean rank, 0.866; by position it would be 1
     assert rank_correlation([5, 5, 9], [1, 2, 3]) == pytest.approx(np.sqrt(3) / 2)
     for undefined in (([1], [2]), ([], []), ([1, 1], [1, 2]), ([1, 2], [7, 7])):

@@ -73,10 +73,8 @@ ENDS = {
 @pytest.mark.parametrize("name", ENDS)
 def test_outputs_that_are_no_logits_are_named(name):
     end, message = ENDS[name]
-    classes = {"classes": 4}
     with pytest.warns(UserWarning, match=message):
-        x = images()
-        NACDetector(Net(end, **classes).eval(), {"pool": OUTPUT}).fit([x])
+        NACDetector(Net(end).eval(), {"pool": OUTPUT}).fit([images()])
 
 
 def test_small_logits_of_an_untrained_network_are_logits():
@@ -405,6 +403,3 @@ def test_calibrating_from_many_threads_counts_held_out_samples_once():
     alone.calibrate(data)
     assert det.rule_.n_samples == 300
     assert torch.equal(det.p_value(images(8, seed=2)), alone.p_value(images(8, seed=2)))
-
-
-# -- programs ------------------------------------------------------------------------------------
