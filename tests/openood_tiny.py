@@ -27,6 +27,14 @@ REAL_OPENOOD = [
     ),
 ]
 
+
+def real_openood(test):
+    """Mark one test as those of `REAL_OPENOOD`."""
+    for mark in REAL_OPENOOD:
+        test = mark(test)
+    return test
+
+
 N_CLASSES, SIZE = 10, 32
 # name of the list -> (folder of the images, how many, whether they are in-distribution)
 LISTS = {

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from analysis_data import FOUR_LAYERS
+from openood_tiny import need_openood, real_openood
 from scipy.stats import spearmanr
 from sklearn.calibration import calibration_curve
 from sklearn.linear_model import LogisticRegression
@@ -19,7 +20,6 @@ from nac_openood.analysis.schemes import SCHEMES, Backbone, schemes
 from nac_openood.core.metrics import threshold_at
 from nac_openood.detector.detector import NACDetector
 from nac_openood.errors import NACError
-from nac_openood.plugin.source import has_openood
 from nac_openood.report.findings import analysis_document, write_figures, write_finding
 from nac_openood.sources.networks import build
 from nac_openood.tables import Examples
@@ -223,14 +223,9 @@ def test_without_openood_it_says_what_is_missing(data, monkeypatch):
         schemes(data, Options(progress=False, epochs=1))
 
 
-@pytest.mark.openood
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of OpenOOD and its dependencies
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.filterwarnings("ignore::SyntaxWarning")
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@real_openood
 def test_nac_beside_the_native_detectors(data):
-    if not has_openood():
-        pytest.skip("needs OpenOOD")
+    need_openood()
     found = schemes(data, Options(progress=False, epochs=1, against="paper"))
     table = found.tables[0]
     assert len(table.rows) == 3 * len(SCHEMES)
