@@ -10,7 +10,6 @@ import importlib
 import io
 import os
 import shutil
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -19,7 +18,7 @@ from typing import Any, Callable
 import numpy as np
 import torch
 import yaml
-from compare_toy import Toy, nac, study
+from compare_toy import Toy, nac, plain, study
 from fuzz_case import FOREIGN, HEALED, IDENTICAL, REFUSED, SILENT, VALID, Case, Outcome, Target
 from mutations import ODD, bytes_mutated, mutate_bytes, text_mutated, value_mutated
 from openood_tiny import write_benchmark
@@ -281,12 +280,9 @@ def stored(folder: Path, names: list[str], answers: Callable[[Path], Any]) -> Ca
 
 def stable(results: Results) -> str:
     """Everything but times and memory, and what was read of the files beside it."""
-    measured = dict.fromkeys(("setup_seconds", "ms_per_image", "peak_mb", "search"))
-    rows = [replace(row, **measured, disturbed=False) for row in results.rows]
-    scores = [results.scores(row.run, row.method, s.name) for row in rows for s in results.sets]
+    scores = [results.scores(r.run, r.method, s.name) for r in results.rows for s in results.sets]
     kept = [None if each is None else each.score.tolist() for each in scores]
-    shown = results.gallery, results.confident
-    return repr((rows, results.sets, results.runs, shown, kept))
+    return repr((plain(results), results.confident, kept))
 
 
 def comparison_resumed(folder: Path) -> Case:
