@@ -9,7 +9,7 @@ import pytest
 import torch
 from analysis_data import ARCH, CONFIG, few_sets, finding, prepared
 from compare_toy import Toy
-from sklearn.metrics import roc_auc_score
+from conftest import percent
 
 from nac_openood.analysis import KINDS, analyze, chosen_kinds
 from nac_openood.analysis import states as state_study
@@ -67,12 +67,6 @@ def numbers(found, **at):
 
 def aurocs(metrics):
     return {name: line["AUROC"] for name, line in metrics.items()}
-
-
-def expected_auroc(inside, outside):
-    """The AUROC in percent, by scikit-learn."""
-    truth = np.repeat([1, 0], [len(inside), len(outside)])
-    return 100 * roc_auc_score(truth, np.concatenate([inside, outside]))
 
 
 # ---- numbers tie out
@@ -202,7 +196,7 @@ def test_a_changed_parameter_is_that_of_a_detector(data, net):
         detector.score_loader(data.run.loader(name, "network")).score for name in ("test", "photos")
     )
     measured = numbers(found, layer="layer3", parameter="steepness", value=7.0, layers="alone")
-    assert measured["photos"] == pytest.approx(expected_auroc(inside, outside), abs=1e-9)
+    assert measured["photos"] == pytest.approx(percent(inside, outside), abs=1e-9)
 
 
 def test_r_is_varied_through_the_full_count(data):
@@ -308,7 +302,7 @@ def test_msp_is_that_of_the_logits(data):
         data.scored[name].logits.softmax(dim=1).max(dim=1).values.numpy()
         for name in ("test", "digits_8_9")
     )
-    expected = pytest.approx(expected_auroc(inside, outside), abs=1e-6)
+    expected = pytest.approx(percent(inside, outside), abs=1e-6)
     assert numbers(found, method="msp")["digits_8_9"] == expected
     nac = NACScores(data).metrics(data.settings)["digits_8_9"]["AUROC"]
     assert numbers(found, method="nac")["digits_8_9"] == nac
@@ -444,15 +438,8 @@ def test_studies_of_nac_plus(net, tmp_path):
     assert "NAC+, fitted" in methods and "NAC" not in methods
     timed = finding(data, "cost", repeats=1, methods=["msp"], most_samples=40)
     own = [name for name in timed.values["summary"] if name.startswith("NAC")]
-    assert own == [
-        f"NAC+, {n} layer{'s' if n > 1 else ''}" for n in range(1, len(data.early_layers) + 1)
-    ]
-    with pytest.raises(
-        NACError, match="NAC\\+ does not have. For NAC\\+ there are layers, samples,"
-    ):
+    assert own == [f"NAC+, {n} layer{'s' * (n > 1)}" for n in range(1, len(data.early_layers) + 1)]
+    with pytest.raises(NACError, match="NAC\\+ does not have. For NAC\\+ there are layers,"):
         finding(data, "params")
-    assert [k.name for k in chosen_kinds(["all"], "nac_plus")] == [
-        "layers",
-        "samples",
-        "calibration",
-    ]
+    kinds = [k.name for k in chosen_kinds(["all"], "nac_plus")]
+    assert kinds == ["layers", "samples", "calibration"]
