@@ -97,9 +97,8 @@ def test_every_form_scores_as_one_tensor_does(net, form, rule):
 def test_one_tensor_under_any_name_is_the_input(small_net, images, labels):
     expected = NACDetector(small_net, ["avgpool"], rule="nac").fit([(images, labels)]).score(images)
     for name in ("image", "pixel_values"):
-        found = NACDetector(small_net, ["avgpool"], rule="nac").fit(
-            [{name: images, "label": labels}]
-        )
+        batch = {name: images, "label": labels}
+        found = NACDetector(small_net, ["avgpool"], rule="nac").fit([batch])
         assert torch.equal(found.score({name: images}), expected)
 
 
@@ -124,7 +123,6 @@ def test_inputs_the_network_does_not_take_are_told(net):
         ({"a": [[1, 2]], "b": torch.zeros(1, 4)}, "input 'a' is list of list.*return_tensors='pt'"),
         ({"a": np.zeros((1, 5)), "b": torch.zeros(1, 4)}, "input 'a' is ndarray"),
         ({"a": "x", "b": None}, "got dict of a: str, b: NoneType"),
-        (np.zeros((2, 5)), "expected a batch as a torch.Tensor.*got ndarray"),
         ((torch.zeros(2, 5), torch.zeros(3, 4)), r"one row per sample.* \[2, 5\], shape \[3, 4\]"),
         ((torch.zeros(0, 5), torch.zeros(0, 4)), "a batch of at least one sample"),
     ],
