@@ -76,7 +76,8 @@ def check_python(options):
     lists = [option for option in options if option.startswith("@")]
     if not all(check_list(name[1:]) for name in lists):
         return f"{lists} names tests that do not exist"
-    return run(sys.executable, *(o for o in options if o not in lists), "--help")
+    plain = ["--noconftest"] if "pytest" in options else []
+    return run(sys.executable, *(o for o in options if o not in lists), *plain, "--help")
 
 
 def check_list(name):
