@@ -83,10 +83,8 @@ def test_formulas_by_hand(toy):
     scores = {m: scored(m, head, sets, search=False)[1]["test"] for m in ("fdbd", "nci", "mds_pp")}
     for i in range(len(x)):
         others = [c for c in range(5) if c != best[i]]
-        distances = [
-            (logits[i, best[i]] - logits[i, c]) / (weight[best[i]] - weight[c]).norm()
-            for c in others
-        ]
+        gap, apart = logits[i, best[i]] - logits[i], (weight[best[i]] - weight).norm(dim=1)
+        distances = [gap[c] / apart[c] for c in others]
         expected = float(sum(distances) / (x[i] - mean).norm())
         assert scores["fdbd"][i] == pytest.approx(expected, rel=1e-4)
         projected = float(weight[best[i]] @ (x[i] - mean) / (x[i] - mean).norm())

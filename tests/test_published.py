@@ -99,17 +99,6 @@ def test_the_same_number_is_the_same_in_all_tables() -> None:
     }
 
 
-@pytest.mark.parametrize("metric", PRINTED_METRICS)
-def test_ablations_meet_at_layer4(metric: str) -> None:
-    layers = table("Table 4")
-    small = layers.value(layers="layer4", benchmark="cifar10", metric=metric)
-    assert small == table("Table 5").value(steepness="100", metric=metric)
-    assert small == table("Table 6").value(r="1", metric=metric)
-    assert small == table("Table 7").value(n_bins="50", metric=metric)
-    large = layers.value(layers="layer4", benchmark="imagenet", metric=metric)
-    assert large == table("Table 16").value(state="z*dg*(p-u)", metric=metric)
-
-
 def test_full_tables_have_all_methods_and_sets() -> None:
     for name in ("Table 15", "Table 20", "Table 21", "Table 22"):
         assert [row[0] for row in table(name).rows] == list(PRINTED_METHODS)
