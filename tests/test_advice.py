@@ -183,9 +183,7 @@ def test_a_detector_that_loses_says_by_how_much_and_what_to_use(flat):
     assert advice.warnings[0].startswith("layer 'hidden' cannot tell samples apart")
     message = advice.warnings[-1]
     assert message.startswith(f"on OOD validation data, NAC has AUROC {100 * nac:.1f}, ")
-    assert "99 % interval of the difference" in message and message.endswith(
-        ", or search the settings"
-    )
+    assert "99 % interval" in message and message.endswith(", or search the settings")
     shown = str(advice)
     assert f"> NAC    {100 * nac:7.1f}" in shown and f"Warning: {message}." in shown
     assert (advice.n_id, advice.n_ood) == (100, 100) and not advice.notes
@@ -350,10 +348,8 @@ def test_the_comparison_tells_it_and_does_not_count_its_time():
 
 
 def test_the_report_shows_it(tmp_path):
-    advice = comparison.Advice(
-        "NAC", comparison.SURROGATE, warnings=("on surrogates: use GEN",)
-    ).to_dict()
-    advice["auroc"] = {"GEN": 0.8, "NAC": 0.6123}
+    found = comparison.Advice("NAC", comparison.SURROGATE, warnings=("on surrogates: use GEN",))
+    advice = {**found.to_dict(), "auroc": {"GEN": 0.8, "NAC": 0.6123}}
 
     def change(results):
         rows = [replace(r, advice=advice) if r.method == "nac" else r for r in results.rows]

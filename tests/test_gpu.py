@@ -178,9 +178,8 @@ def test_a_detector_from_a_file_moves_to_the_device_once(small_net, tmp_path, ru
             found = detector.score_loader(loader(n_batches))
             counted.append(dict(device.waited))
     assert counted[0] == counted[1]
-    np.testing.assert_array_equal(
-        found.score, fitted(small_net, rule).score_loader(loader(7)).score
-    )
+    expected = fitted(small_net, rule).score_loader(loader(7)).score
+    np.testing.assert_array_equal(found.score, expected)
 
 
 def test_fitting_goes_on_after_a_file_was_loaded(small_net, tmp_path, rule):

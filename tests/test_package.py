@@ -111,9 +111,7 @@ def test_the_package_imports_without_openood():
 
 
 #: Names that several modules may define.
-SHARED_NAMES = {
-    "add": "each command of `cli` has one, which the parser calls; `options.add` adds options",
-}
+SHARED_NAMES = {"add": "each command of `cli` has one, which the parser calls"}
 
 
 def public_names(body):

@@ -25,9 +25,8 @@ def samples(n, seed, scale=1.0, sharp=3.0):
     sizes = torch.tensor([0.01, 1.0, 30.0, 400.0, 1.0, 1.0]).repeat(6)
     a = torch.randn(n, 36, generator=draw) * sizes * scale
     b = (torch.randn(n, 40, generator=draw) * scale).relu()
-    return BatchReadings(
-        sharp * torch.randn(n, 10, generator=draw), {"a": Reading(a), "b": Reading(b)}
-    )
+    logits = sharp * torch.randn(n, 10, generator=draw)
+    return BatchReadings(logits, {"a": Reading(a), "b": Reading(b)})
 
 
 def fitted(n=2000, **options):
@@ -298,12 +297,9 @@ def test_shards_and_files_keep_the_head(parts):
     again = NACPlus.restore(merged.settings(), merged.tensors())
     assert torch.equal(whole.score(x), merged.score(x))
     assert torch.equal(whole.score(x), again.score(x))
-    tensors = {
-        **merged.tensors(),
-        "layer/b/moments/high": 2 * merged.head.tensors()["moments/high"],
-    }
+    wrong = {"layer/b/moments/high": 2 * merged.head.tensors()["moments/high"]}
     with pytest.raises(NACError, match="input of the head is of another number of samples"):
-        NACPlus.restore(merged.settings(), tensors)
+        NACPlus.restore(merged.settings(), {**merged.tensors(), **wrong})
 
 
 def test_without_the_head_input_it_is_nac_plus_1():

@@ -219,9 +219,7 @@ def test_maps_are_asked_of_networks_that_have_them(toy):
 
 def test_gram_refuses_what_does_not_fit_into_memory(toy, monkeypatch):
     inputs, _ = inputs_for("gram", toy)
-    monkeypatch.setattr(
-        "nac_openood.benchmark.methods.pytorch_ood._TrainingParts.__len__",
-        lambda self: 10**9,
-    )
+    parts = "nac_openood.benchmark.methods.pytorch_ood._TrainingParts"
+    monkeypatch.setattr(f"{parts}.__len__", lambda self: 10**9)
     with pytest.raises(NACError, match="GB for .* this machine has"):
         make("gram").setup(inputs)

@@ -183,9 +183,7 @@ def test_bad_checkpoints_and_options_are_told(pacs, run, study, tmp_path, capsys
             "--runs", study, "--data", pacs, "--test", pacs / "photo", *ARCH
         ],
         "--demo makes its own checkpoints: leave out": ["--demo", run],
-        "unknown --space 'nowhere'; expected one of vlcs, pacs": [
-            run, *sources, "--space", "nowhere", *ARCH
-        ],
+        "unknown --space 'nowhere'; expected one": [run, *sources, "--space", "nowhere", *ARCH],
         "expected --arch and either": [run, *sources, "--runs", study, "--data", pacs, *ARCH],
         "holds no runs; expected a folder for each": ["--runs", pacs.parent, "--data", pacs, *ARCH],
         "does not choose checkpoints on 'data": [

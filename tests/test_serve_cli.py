@@ -80,11 +80,9 @@ def test_it_says_what_score_says(here, monkeypatch, capsys):  # noqa: F811
 
 def test_the_monitor_continues_from_start_to_start(here, monkeypatch, capsys, tmp_path):  # noqa: F811
     state = tmp_path / "birds.monitor"
-    found = []
+    found, asked = [], post(here / "stripes/1.png")
     for _ in range(2):
-        _, (status, _), _ = use(
-            monkeypatch, capsys, post(here / "stripes/1.png"), "--monitor", str(state)
-        )
+        _, (status, _), _ = use(monkeypatch, capsys, asked, "--monitor", str(state))
         assert status == 200
         tensors, about = read_tensors(state, "nac_openood monitor", 1)
         found.append((about["n_inputs"], len(tensors["history"])))
@@ -118,11 +116,10 @@ def test_other_machines_need_a_token(here, monkeypatch, capsys, tmp_path):  # no
 
 
 def test_limits_are_options(here, monkeypatch, capsys):  # noqa: F811
-    _, (status, answer), _ = use(
-        monkeypatch, capsys, post(here / "stripes/1.png"), "--max-pixels", "100"
-    )
+    asked = post(here / "stripes/1.png")
+    _, (status, answer), _ = use(monkeypatch, capsys, asked, "--max-pixels", "100")
     assert status == 413 and "36 x 36 pixels are more than the 100" in answer["error"]
-    _, (status, _), _ = use(monkeypatch, capsys, post(here / "stripes/1.png"), "--max-bytes", "50")
+    _, (status, _), _ = use(monkeypatch, capsys, asked, "--max-bytes", "50")
     assert status == 413
     assert serve("--timeout", "0") == 1
     assert "--timeout must be a positive number, got 0" in capsys.readouterr().err

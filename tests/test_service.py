@@ -59,9 +59,8 @@ def agrees(result, wanted):
 
 
 def test_one_image_as_the_body(client, judge):
-    response = client.post(
-        "/score", content=encoded(picture(1)), headers=PNG, params={"path": "a/b c.png"}
-    )
+    image, named = encoded(picture(1)), {"path": "a/b c.png"}
+    response = client.post("/score", content=image, headers=PNG, params=named)
     assert response.status_code == 200
     (result,) = response.json()["results"]
     fields = ["path", "class", "confidence", "score", "p_value", "decision"]
@@ -415,9 +414,7 @@ def test_drift_of_the_stream_is_an_alarm(judge, new_monitor):
     assert drift["evidence_log10"] >= 2 and found["nac_drift_alarm"] == "1.0"
 
 
-def test_the_monitor_is_written_from_time_to_time(
-    judge, new_monitor, monkeypatch, tmp_path, caplog
-):
+def test_the_monitor_is_written_now_and_then(judge, new_monitor, monkeypatch, tmp_path, caplog):
     """A service that is killed loses a minute of evidence, not all of it."""
     monkeypatch.setattr(judge, "monitor_file", tmp_path / "x.monitor")
     monkeypatch.setattr("nac_openood.serving.scoring.SAVE_SECONDS", 0.0)

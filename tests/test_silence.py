@@ -61,10 +61,7 @@ ENDS = {
     "a log_softmax": (lambda f, z: z.log_softmax(1), "log_softmax"),
     "a sigmoid": (lambda f, z: z.sigmoid(), "as after a sigmoid"),
     "a single sigmoid": (lambda f, z: centered(z)[:, :1].sigmoid(), "as after a sigmoid"),
-    "a single sigmoid without a dimension": (
-        lambda f, z: centered(z)[:, 0].sigmoid(),
-        "as after a sigmoid",
-    ),
+    "a single sigmoid, squeezed": (lambda f, z: centered(z)[:, 0].sigmoid(), "as after a sigmoid"),
     "a softmax in a dict": (lambda f, z: {"logits": z.softmax(1)}, "rows sum to 1"),
     "a softmax in half precision": (lambda f, z: z.softmax(1).bfloat16(), "as after|sum to 1"),
 }
