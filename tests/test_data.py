@@ -13,11 +13,13 @@ from torch.utils.data import (
 
 from nac_openood import NACError
 from nac_openood.detector.batches import (
+    Batch,
     as_batch,
     balanced_indices,
     batches,
     dataset_labels,
     fitting_loader,
+    take_quota,
 )
 
 X, Y = torch.rand(4, 2), torch.tensor([1, 0, 1, 0])
@@ -108,6 +110,19 @@ def test_unlabelled_data_sets_give_a_random_subset():
     (first,) = next(iter(fitting_loader(loader, 10, seed=1)))
     assert first.flatten().tolist() != list(range(10))
     assert len(set(first.flatten().tolist())) == 10
+
+
+def test_a_quota_is_the_first_of_each_class():
+    data = torch.arange(6.0)[:, None]
+    first = Batch(data, torch.tensor([0, 0, 0, 1, 0, 1]))
+    (taken,) = take_quota(iter([first, None]), 5, 2)  # the second is not asked for
+    assert taken.data.flatten().tolist() == [0, 1, 3, 5]
+
+
+def test_a_quota_without_labels_is_the_first():
+    quota = [Batch(torch.rand(3, 1), None, 5, 0), Batch(torch.rand(3, 1), None, 7, 99), None]
+    taken = [(each.size, each.number, each.start) for each in take_quota(iter(quota), 4, 2)]
+    assert taken == [(3, 0, 0), (1, 1, 3)], "numbered as taken"
 
 
 def test_errors_of_loading_processes_are_plain():
