@@ -125,9 +125,12 @@ def test_batches_and_shards_make_no_difference(hand_net):
     assert first.integral() == whole.integral() and first.n_samples == 60
 
 
-def test_merging_refuses_other_settings():
+def test_merging_takes_empty_counts_and_refuses_other_settings():
     probed, label, _ = passed(9)
     rule = counted(probed, label, IntegralConfig())
+    empty = CoverageIntegral({"deep": IntegralConfig()})
+    empty.merge(rule)
+    assert empty.integral() == rule.integral()
     with pytest.raises(NACError, match="cannot merge rules with different layers or settings"):
         rule.merge(counted(probed, label, IntegralConfig(51)))
 

@@ -134,10 +134,3 @@ def test_a_name_has_one_meaning():
             if not name.startswith("_") and name not in SHARED_NAMES:
                 homes.setdefault(name, []).append(str(path.relative_to(PACKAGE)))
     assert {name: where for name, where in homes.items() if len(where) > 1} == {}
-
-
-def test_only_the_cli_prints():
-    for path in PACKAGE.rglob("*.py"):
-        if room(path) != "cli":
-            calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
-            assert not [c for c in calls if getattr(c.func, "id", "") == "print"], path
