@@ -272,21 +272,6 @@ def test_parts_are_weighted_by_how_they_agree_with_gen():
     assert np.allclose(late[DISTANCE], expected)
 
 
-def test_with_a_linear_head_it_is_a_cosine_of_whitened_features(monkeypatch):
-    monkeypatch.setattr(plus_layer, "_SHRINKAGE", 0.0)
-    draw = torch.Generator().manual_seed(0)
-    z = torch.randn(4000, 5, generator=draw) @ torch.randn(5, 5, generator=draw) + 3
-    weight, bias = torch.randn(4, 5, generator=draw), torch.randn(4, generator=draw)
-    head = plus_layer.HeadEvidence.empty(5, 4, CPU)
-    head.update(z, z @ weight.T + bias)
-    found = head.towards(z @ weight.T + bias) / head.distance(z)
-    root = torch.linalg.cholesky(torch.cov(z.T, correction=0))
-    white = torch.linalg.solve(root, (z - z.mean(0)).T)
-    classes = root.T @ (weight - weight.mean(0)).T
-    cosine = torch.nn.functional.cosine_similarity(white.T[:, :, None], classes[None], dim=1)
-    assert torch.allclose(found.float(), cosine.amax(1), atol=1e-4)
-
-
 @pytest.mark.parametrize("parts", [2, 3])
 def test_shards_and_files_keep_the_head(parts):
     whole, merged, x = with_head(), with_head(parts=parts), samples(30, 5)
