@@ -158,7 +158,7 @@ def embedded_cache(shared):
 
 @pytest.fixture(scope="session")
 def own_project(shared):
-    """A folder with a network, weights and images of one's own; see `own_project.fill`."""
+    """A folder with a network, weights and images of a user; see `own_project.fill`."""
     from own_project import fill
 
     return shared("own_project", fill)

@@ -1,4 +1,4 @@
-"""Everything that is fuzzed: files of ours, inputs, results, command lines.
+"""Everything that is fuzzed: our files, inputs, results, command lines.
 
 `scripts/fuzz.py` runs it long, `test_fuzz.py` short. A target is a function that makes in a folder
 what all of its cases share, and returns the case; `TARGETS`, at the end, is the table of them.
@@ -139,7 +139,7 @@ def lists(folder: Path, texts: list[str], read: Callable[..., tuple[Any, Any]]) 
 
 
 def image_folder(folder: Path) -> Case:
-    """What is there is read, or named as unreadable."""
+    """What is there is read, or reported as unreadable."""
     for kind in "abc":
         (folder / kind).mkdir()
         for n in range(3):
@@ -228,7 +228,7 @@ def readings_answers(folder: Path) -> list[Any]:
 
 
 def checkpoint_answers(path: Path) -> list[Any]:
-    """Somebody's weights: refused, or noticed by the detector that was fitted on others."""
+    """A user's weights: refused, or noticed by the detector that was fitted on others."""
     net = load_checkpoint(build(f"{OLD}/net.py:make", 4), path)
     try:
         return NACDetector.load(OLD / "plus.nac", net).score(X).tolist()

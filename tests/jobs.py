@@ -39,7 +39,7 @@ _numbers = itertools.count()
 
 
 def free_port():
-    """A port that nobody listens on now, and below those that the system gives to others."""
+    """A port that nobody listens on now, below those that the system hands out."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
     while True:
         port = 20_000 + 1_000 * (worker % 12) + next(_numbers) % 1_000

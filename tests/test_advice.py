@@ -189,7 +189,7 @@ def test_a_detector_that_loses_says_by_how_much_and_what_to_use(flat):
     assert (advice.n_id, advice.n_ood) == (100, 100) and not advice.notes
 
 
-def test_a_detector_that_does_well_is_left_in_peace():
+def test_a_detector_that_does_well_is_not_warned_about():
     det = NACDetector(TableNet(), "auto", rule="nac_plus").fit(table(400, 0))
     det.calibrate(table(200, 1))
     advice = advise(det, table(200, 1), train=table(200, 0), ood_val=table(100, 2, size=0))

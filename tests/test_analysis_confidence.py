@@ -159,7 +159,7 @@ def test_ties_do_not_depend_on_the_order():
 
 
 @pytest.mark.parametrize("wrong", [1.5, float("nan")])
-def test_refuses_what_is_no_confidence(wrong):
+def test_refuses_what_is_not_a_confidence(wrong):
     with pytest.raises(NACError, match="expected confidences from 0 to 1"):
         equal_mass_bins(np.array([0.5, wrong]), np.array([1, 0]))
     with pytest.raises(NACError, match="expected finite scores"):

@@ -94,7 +94,7 @@ def test_every_use_notices_it(fitted, name, tmp_path):
     assert det.fit_summary_.n_samples == 8 and not list(tmp_path.iterdir())
 
 
-def test_what_is_no_change(fitted, tmp_path):
+def test_what_is_not_a_change(fitted, tmp_path):
     det, images = fitted
     scores = det.score(images)
     det.net.train()

@@ -56,7 +56,7 @@ def test_guarantees_are_in_words(fitted):
     assert "of every predicted class" in fitted.calibrate(noise(120, 1), per_class=True).guarantee()
 
 
-def test_a_threshold_of_ones_own_has_no_guarantee(fitted):
+def test_a_threshold_of_the_users_own_has_no_guarantee(fitted):
     fitted.calibrate(noise(120, 1))
     fitted.threshold_ += 1.0
     text = fitted.guarantee()

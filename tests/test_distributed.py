@@ -169,7 +169,7 @@ def test_every_kind_of_loader() -> None:
 # ---- errors
 
 
-def test_an_error_in_one_process_is_told_once(here: Path) -> None:
+def test_an_error_in_one_process_is_reported_once(here: Path) -> None:
     """The bad image is in the second batch, which the second process reads."""
     folder = here / "birds_with_a_bad_one"
     shutil.copytree(here / "birds" / "test", folder)

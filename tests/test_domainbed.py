@@ -80,7 +80,7 @@ def test_other_parts_of_an_algorithm_are_left_out(resnet, tmp_path):
     assert torch.equal(net.fc.weight, resnet.classifier.weight + 1)
 
 
-def test_what_does_not_fit_is_told(resnet, tmp_path):
+def test_what_does_not_fit_is_reported(resnet, tmp_path):
     save(tmp_path / "a.pkl", resnet)
     with pytest.raises(NACError, match=r"size mismatch for fc.weight: .*\[7, 512\].*\[5, 512\]"):
         load_checkpoint(build("resnet18", 5), tmp_path / "a.pkl")

@@ -1,4 +1,4 @@
-"""NAC entropy: soft bins against the histogram, gradients, and the hook in a loop of one's own."""
+"""NAC entropy: soft bins against the histogram, gradients, and the hook in a training loop of the user's."""
 
 import math
 
@@ -108,7 +108,7 @@ def test_far_outside_the_range_the_entropy_is_finite(samples, far):
     assert z.grad.isfinite().all()
 
 
-def test_a_loop_of_ones_own(net):
+def test_a_loop_of_the_users_own(net):
     x, y = inputs(), torch.arange(20) % 3
     with NACEntropy(net, "hidden", n_bins=8, window=30) as measure:
         net(inputs(20, 2))

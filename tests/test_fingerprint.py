@@ -72,7 +72,7 @@ def test_settings_that_change_what_is_computed(small_net):
         ("act", functools.partial(F.leaky_relu, negative_slope=0.3)),
     ],
 )
-def test_settings_of_ones_own_modules(net, name, value):
+def test_settings_of_user_modules(net, name, value):
     known = fingerprint(net)
     setattr(net, name, value)
     assert difference(known, net) == f"{BUT}another Own.{name}"

@@ -114,7 +114,7 @@ def test_no_input_is_overwritten(here, capsys):
     assert "--gallery would overwrite both. Name another file" in capsys.readouterr().err
 
 
-def test_suspicious_fits_are_told(here, tmp_path, capsys):
+def test_suspicious_fits_are_reported(here, tmp_path, capsys):
     torch.manual_seed(3)
     torch.save(network_of("net.py:make", 4).state_dict(), tmp_path / "random.pt")
     out = ["--out", tmp_path / "d"]
@@ -141,7 +141,7 @@ def test_suspicious_fits_are_told(here, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("option", "name"), [("--val", "validation"), ("--test", "test")])
-def test_images_that_are_training_images_are_told(here, tmp_path, capsys, option, name):
+def test_images_that_are_training_images_are_reported(here, tmp_path, capsys, option, name):
     assert fit(option, "birds/../birds/train", "--out", tmp_path / "d") == 0
     assert f"240 {name} images are training images, too" in capsys.readouterr().err
 
@@ -157,7 +157,7 @@ def test_fit_without_images_that_cannot_be_read(here, tmp_path, capsys):
     assert "left out of train: 1 of 241 images" in message and "fitted on     240" in message
 
 
-def test_few_samples_and_other_classes_are_told(here, tmp_path, capsys):
+def test_few_samples_and_other_classes_are_reported(here, tmp_path, capsys):
     for part, count in (("train", 8), ("val", 30)):
         for name in ("bluejay", "cardinal"):
             folder = tmp_path / part / name
@@ -344,7 +344,7 @@ def test_two_commands_cannot_use_one_monitor(here, tmp_path, capsys):
     assert "no alarm after 1 inputs" in capsys.readouterr().err
 
 
-def test_an_alarm_that_can_never_happen_is_told(here, tmp_path, capsys):
+def test_an_alarm_that_can_never_happen_is_reported(here, tmp_path, capsys):
     given = [*MADE, "--alpha", "0.01"]
     never = pytest.warns(UserWarning, match="at p <= 0.01: it is compared with 60 .* 99 are needed")
     for words in (["score", "stripes/1.png"], ["export", "--out", str(tmp_path / "x.pt2")]):
@@ -493,7 +493,7 @@ def test_the_checkpoint_is_asked_for_at_once(here, tmp_path, capsys, monkeypatch
     assert len(table(capsys.readouterr().out)) == 20
 
 
-def test_validation_data_far_below_the_training_data_is_told(here, tmp_path, capsys):
+def test_validation_data_far_below_the_training_data_is_reported(here, tmp_path, capsys):
     rows = ["path,label"]
     for number, path in enumerate(sorted((here / "birds/val").rglob("*.png"))):
         rows.append(f"{path},{'parrot' if number % 3 else path.parent.name}")
@@ -506,7 +506,9 @@ def test_validation_data_far_below_the_training_data_is_told(here, tmp_path, cap
     assert fit(*options, "--force") == 0 and (tmp_path / "d").exists()
 
 
-def test_low_accuracy_with_a_published_transform_and_own_weights_is_told(here, tmp_path, capsys):
+def test_low_accuracy_with_a_published_transform_and_own_weights_is_reported(
+    here, tmp_path, capsys
+):
     torch.manual_seed(0)
     torch.save(build("resnet_embedded", 4).state_dict(), "small.pt")
     options = ["--arch", "resnet_embedded", "--checkpoint", "small.pt", "--transform", "auto"]
@@ -515,7 +517,7 @@ def test_low_accuracy_with_a_published_transform_and_own_weights_is_told(here, t
     assert re.search(r"is right on 2\d\.\d% of training samples, with the transform .*own", message)
 
 
-def test_little_power_is_told(here):
+def test_little_power_is_reported(here):
     net = network_of("net.py:make", 4, "net.pt")
     det = NACDetector(net)
     draw = torch.Generator().manual_seed(0)

@@ -28,7 +28,7 @@ def test_one_command_writes_a_report(tmp_path, capsys):
     assert "paste it into an issue" in capsys.readouterr().out
 
 
-def test_different_counts_are_told(tmp_path, monkeypatch):
+def test_different_counts_are_reported(tmp_path, monkeypatch):
     def broken(self, device, **options):
         return self._map(lambda tensor: tensor + 1)
 

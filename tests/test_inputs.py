@@ -102,7 +102,7 @@ def test_one_tensor_under_any_name_is_the_input(small_net, images, labels):
         assert torch.equal(found.score({name: images}), expected)
 
 
-def test_inputs_the_network_does_not_take_are_told(net):
+def test_inputs_the_network_does_not_take_are_reported(net):
     x, _ = data(4)
     batch = {"a": x[:, :5], "b": x[:, 5:], "idx": torch.arange(4)}
     with pytest.warns(UserWarning, match="TwoInputs.forward takes a, b, labels, not 'idx'"):
@@ -127,7 +127,7 @@ def test_inputs_the_network_does_not_take_are_told(net):
         ((torch.zeros(0, 5), torch.zeros(0, 4)), "a batch of at least one sample"),
     ],
 )
-def test_what_is_no_batch_is_named(net, batch, message):
+def test_what_is_not_a_batch_is_named(net, batch, message):
     with pytest.raises(ProbeError, match=message):
         classify(net, batch)
 
@@ -171,7 +171,7 @@ def test_logits_are_found_in_what_a_network_returns(wrap):
         (lambda y: y[:1], "logits for 1 samples, given input of shape"),
     ],
 )
-def test_what_came_in_the_place_of_logits_is_told(wrap, message):
+def test_what_came_in_the_place_of_logits_is_reported(wrap, message):
     net = nn.Linear(4, CLASSES)
     net.register_forward_hook(lambda m, i, o: wrap(o))
     with pytest.raises(ProbeError, match=message):

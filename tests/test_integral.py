@@ -135,7 +135,7 @@ def test_merging_takes_empty_counts_and_refuses_other_settings():
         rule.merge(counted(probed, label, IntegralConfig(51)))
 
 
-def test_what_cannot_be_counted_is_told(small_net, images, labels):
+def test_what_cannot_be_counted_is_reported(small_net, images, labels):
     data = [(images, labels)]
     for message, *arguments in (
         ("expected labels, because only correctly classified", [images]),

@@ -1,4 +1,4 @@
-"""Two commands in one folder: the second is told, and a lock ends with its process."""
+"""Two commands in one folder: the second is refused, and a lock ends with its process."""
 
 import os
 import signal

@@ -170,7 +170,7 @@ def test_the_trainers_own_data(module, tmp_path):
 
 
 @lightnings_own
-def test_data_and_settings_of_ones_own(module, tmp_path):
+def test_data_and_settings_of_the_users_own(module, tmp_path):
     callback = DetectorCallback(
         layers=["net.0"], rule="nac", n_samples=60, train=loader(90, 2), val=loader(40, 3)
     )

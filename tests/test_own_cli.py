@@ -1,4 +1,4 @@
-"""Searches on a network and images of one's own, and errors of `compare`."""
+"""Searches on the user's network and images, and errors of `compare`."""
 
 import json
 

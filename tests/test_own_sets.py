@@ -1,4 +1,4 @@
-"""Data of one's own: folders of classes, CSV lists, datasets of one's own code."""
+"""The user's data: folders of classes, CSV lists, datasets from code."""
 
 import csv
 
@@ -142,7 +142,7 @@ def code(tmp_path):
     return f"{tmp_path / 'data.py'}:"
 
 
-def test_datasets_of_ones_own_code(code):
+def test_datasets_from_user_code(code):
     sets = own_sets(f"{code}everything", transform=None)
     found = sets.id_name, sets.n_classes, len(sets.test), list(sets.far)
     assert found == ("everything", 5, 50, ["noise"])
@@ -155,7 +155,7 @@ def test_datasets_of_ones_own_code(code):
     assert both_sets.n_classes == 2
 
 
-def test_a_loader_of_ones_own_code_is_split_and_keeps_its_collate_fn(code):
+def test_a_loader_from_user_code_is_split_and_keeps_its_collate_fn(code):
     sets = own_sets(f"{code}loaded", transform=None)
     assert [len(s.dataset) for s in (sets.train, sets.id_val, sets.test)] == [32, 10, 8]
     x, _ = next(iter(sets.id_val))

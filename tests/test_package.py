@@ -1,4 +1,4 @@
-"""The rooms: which way imports point, and what an import drags in."""
+"""The sub-packages: which way imports point, and what an import brings in."""
 
 import ast
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "nac_openood"
 
-#: A file imports from its own room and from rooms on lower levels, never from a neighbour.
+#: A file imports from its own subpackage and from subpackages on lower levels, never from a neighbour.
 LEVELS = [
     {"__about__", "errors"},
     {"distributed", "records"},
@@ -27,11 +27,11 @@ LEVELS = [
 ]
 #: What may be imported inside a function and not at the top of a file.
 LAZY = {("benchmark", "plugin")}
-#: What a room may import from outside; others may import whatever is a dependency.
+#: What a subpackage may import from outside; others may import whatever is a dependency.
 LIBRARIES = {"core": {"torch", "numpy"}, "errors": set(), "__about__": set()}
 
 
-def room(path):
+def subpackage(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -61,7 +61,7 @@ def imports(path):
 
 def violations(files):
     for path in files:
-        here = room(path)
+        here = subpackage(path)
         for name, at_top in imports(path):
             parts = name.split(".")
             if parts[0] != "nac_openood":
@@ -79,9 +79,9 @@ def modules():
     return [p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py"]
 
 
-def test_every_room_has_a_level_and_every_level_a_room():
-    rooms = {room(p) for p in modules()}
-    assert rooms == set().union(*LEVELS)
+def test_every_subpackage_has_a_level_and_every_level_a_subpackage():
+    subpackages = {subpackage(p) for p in modules()}
+    assert subpackages == set().union(*LEVELS)
 
 
 def test_imports_point_one_way():

@@ -141,7 +141,7 @@ def test_spot_values() -> None:
     assert PRINTED_METHODS["nac"] == "NAC-UE" and PRINTED_METHODS["temp_scaling"] == "TempScale"
 
 
-def test_unknown_names_are_told_what_there_is() -> None:
+def test_unknown_names_are_reported_what_there_is() -> None:
     with pytest.raises(
         NACError, match="no results for imagenet200 with resnet18.*cifar10 with resnet18_32x32,"
     ):

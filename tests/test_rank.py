@@ -173,7 +173,7 @@ def other_architecture(path):
         ({"val": [1]}, "`val` must map names of domains"),
     ],
 )  # fmt: skip
-def test_bad_input_is_told_and_nothing_is_written(run, tmp_path, changed, message):
+def test_bad_input_is_reported_and_nothing_is_written(run, tmp_path, changed, message):
     with pytest.raises(NACError, match=message):
         rank(run, tmp_path / "out", **changed)
     assert not list((tmp_path / "out").rglob("*.safetensors"))

@@ -236,7 +236,7 @@ def test_openood_takes_a_rule_without_a_yaml_file(outside, tmp_path):
         nac_openood.unregister()
 
 
-def test_results_of_a_rule_of_ones_own_depend_on_its_source(mean_rule, tmp_path, monkeypatch):
+def test_results_of_a_rule_of_the_users_own_depend_on_its_source(mean_rule, tmp_path, monkeypatch):
     """Otherwise, `compare` would show the scores of a formula that has been changed since."""
     monkeypatch.syspath_prepend(tmp_path)
     found = []

@@ -89,7 +89,7 @@ def test_the_monitor_continues_from_start_to_start(here, monkeypatch, capsys, tm
     assert found == [(1, 1), (2, 2)]
 
 
-def test_an_alarm_that_can_never_happen_is_told(here, monkeypatch):  # noqa: F811
+def test_an_alarm_that_can_never_happen_is_reported(here, monkeypatch):  # noqa: F811
     monkeypatch.setattr(app_module, "run_until_signal", lambda *_, **__: None)
     with pytest.warns(UserWarning, match="at p <= 0.01: it is compared with 60 calibration"):
         assert serve("--alpha", "0.01") == 0
@@ -134,7 +134,7 @@ def test_a_transform_that_does_not_resize_is_warned_about(here, monkeypatch, cap
     assert "the network fails on a gray image" in capsys.readouterr().err
 
 
-def test_a_missing_extra_is_told_before_anything_is_loaded(monkeypatch, capsys):
+def test_a_missing_extra_is_reported_before_anything_is_loaded(monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, "nac_openood.serving.app")
     monkeypatch.delattr("nac_openood.serving.app")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
@@ -142,7 +142,7 @@ def test_a_missing_extra_is_told_before_anything_is_loaded(monkeypatch, capsys):
     assert "needs uvicorn: pip install 'nac-openood[serve]'" in capsys.readouterr().err
 
 
-def test_a_port_in_use_is_told(here, capsys):  # noqa: F811
+def test_a_port_in_use_is_reported(here, capsys):  # noqa: F811
     with app_module.listening_socket("127.0.0.1", 0) as taken:
         assert serve("--port", str(taken.getsockname()[1])) == 1
     assert "Choose another --port or --host" in capsys.readouterr().err

@@ -269,7 +269,7 @@ def test_an_answer_that_takes_too_long_is_a_504(judge):
         (Limits(max_images=2, max_queue=2, max_batch=1), "too many images are waiting"),
     ],
 )
-def test_too_many_at_once_are_told_to_come_back(judge, limits, message):
+def test_too_many_at_once_are_reported_to_come_back(judge, limits, message):
     slow, statuses = Slow(judge), []
     files = [("x", encoded(picture(1)))] * 2
     with client_of(slow, limits) as client:
@@ -333,13 +333,13 @@ def test_pages_of_other_origins_are_refused(client):
         assert not [name for name in response.headers if name.startswith("access-control")]
 
 
-def test_names_of_ones_own_are_added(judge):
+def test_names_of_the_users_own_are_added(judge):
     with client_of(judge, access=Access(hosts=("Ood.example.org",))) as client:
         assert client.get("/health", headers={"host": "ood.example.org:443"}).status_code == 200
         assert client.get("/health", headers={"host": "example.org"}).status_code == 421
 
 
-def test_a_token_is_asked_for_where_something_is_told(judge):
+def test_a_token_is_needed_where_information_is_given(judge):
     access = Access(token=TOKEN, hosts=None)
     with client_of(judge, access=access) as client:
         client.headers["host"] = "any.example"
@@ -441,7 +441,7 @@ def test_state_and_documentation(client, judge):
     json.dumps(spec)
 
 
-def test_browsers_are_told_to_be_careful(client):
+def test_browsers_are_reported_to_be_careful(client):
     headers = client.get("/").headers
     assert "default-src 'none'" in headers["content-security-policy"]
     assert headers["x-content-type-options"] == "nosniff" and headers["x-frame-options"] == "DENY"

@@ -44,7 +44,7 @@ def choose(browser, *files):
 
 
 def results(browser, number):
-    """What is told about each image, newest first, once all are judged."""
+    """What the page says about each image, newest first, once all are judged."""
     from selenium.webdriver.support.ui import WebDriverWait
 
     script = "return [...document.querySelectorAll('#results li')].map(i => i.innerText)"

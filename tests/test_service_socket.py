@@ -102,7 +102,7 @@ def test_answers_go_to_their_callers(judge):
     assert not wrong and sorted(done) == sorted([*range(40), *range(40)])
 
 
-def test_who_leaves_is_taken_off_the_queue(judge):
+def test_a_client_that_leaves_is_taken_off_the_queue(judge):
     slow = Slow(judge)
     seen, answers = [], slow.answers
     slow.answers = lambda batch: seen.append(len(batch)) or answers(batch)

@@ -199,7 +199,7 @@ def test_readings_that_depend_on_the_batch(module):
         fit(Net(middle=module))
 
 
-def test_stable_networks_are_left_in_peace():
+def test_stable_networks_are_not_warned_about():
     layers = [nn.BatchNorm2d(6), nn.Dropout(), nn.GroupNorm(2, 6), nn.LayerNorm([6, 8, 8])]
     for module in layers:
         state = torch.get_rng_state()

@@ -110,7 +110,7 @@ def test_samples_that_a_loader_leaves_out_are_not_fitted_on(small_net, images, l
         lambda x, y: None,
     ],
 )
-def test_what_is_no_loader(detector, images, labels, use, make):
+def test_what_is_not_a_loader(detector, images, labels, use, make):
     wrong = make(images, labels)
     message = rf"expected a loader .* got {type(wrong).__name__}. Pass a list .*DataLoader\(data"
     with pytest.raises(NACError, match=message):
@@ -149,7 +149,7 @@ def test_sizes_are_whole_numbers(small_net, images, labels):
         (None, "got NoneType"),
     ],
 )
-def test_what_is_no_batch(detector, small_net, x, message):
+def test_what_is_not_a_batch(detector, small_net, x, message):
     for use in (detector.score, lambda x: NACDetector(small_net, ["avgpool"], rule="nac").fit([x])):
         with pytest.raises(NACError, match=message):
             use(x)

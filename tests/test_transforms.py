@@ -124,7 +124,7 @@ def test_code_makes_a_transform_or_is_one(tmp_path):
         ("nowhere.yml", "cannot read the transform nowhere.yml"),
     ],
 )
-def test_what_is_no_transform(tmp_path, monkeypatch, choice, message):
+def test_what_is_not_a_transform(tmp_path, monkeypatch, choice, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").write_text(CODE)
     with pytest.raises(NACError, match=message):
