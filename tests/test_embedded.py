@@ -30,11 +30,6 @@ def resnet(embedded_cache):
     return trained("resnet_embedded", cache=embedded_cache)
 
 
-def accuracy(net, images):
-    with torch.inference_mode():
-        return float((net(images.tensors).argmax(1).numpy() == images.labels).mean())
-
-
 # ---- the images
 
 
@@ -123,13 +118,6 @@ def test_an_earlier_copy_is_replaced_and_other_files_stay(sets, tmp_path):
 
 
 # ---- the networks
-
-
-def test_the_residual_network_learns_its_digits(resnet, sets):
-    assert not resnet.training
-    assert accuracy(resnet, sets.test) >= 0.97
-    if sets.shifted:
-        assert 0.5 < accuracy(resnet, sets.shifted["mnist_0_7"]) < 0.95
 
 
 def test_the_seed_decides_and_the_callers_random_state_stays():

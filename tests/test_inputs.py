@@ -147,22 +147,6 @@ def test_rows_counts_and_joins_of_nested_inputs():
     assert both["a"][0].tolist() == list(range(6)) and both["b"].tolist() == x["b"].tolist()
 
 
-class Output:
-    def __init__(self, logits):
-        self.logits = logits
-
-
-@pytest.mark.parametrize(
-    "wrap", [lambda y: (Output(y), "state"), lambda y: ({"logits": y}, 1), lambda y: [y, y]]
-)
-def test_logits_are_found_in_what_a_network_returns(wrap):
-    net = nn.Linear(4, CLASSES)
-    x = torch.rand(2, 4)
-    expected = classify(net, x)
-    net.register_forward_hook(lambda m, i, o: wrap(o))
-    assert torch.equal(classify(net, x), expected)
-
-
 @pytest.mark.parametrize(
     ("wrap", "message"),
     [

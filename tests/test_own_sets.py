@@ -86,21 +86,17 @@ def test_wrong_lists(tmp_path, rows, message):
         labelled_samples(write_list(tmp_path / "a.csv", rows), TRANSFORM, CLASSES)
 
 
-def test_an_empty_list(tmp_path):
-    (tmp_path / "a.csv").write_text("")
-    with pytest.raises(NACError, match="a first line with path and label, got nothing"):
-        labelled_samples(tmp_path / "a.csv", TRANSFORM, CLASSES)
-
-
 def test_wrong_sets(birds, tmp_path):
     one = write_list(tmp_path / "one.csv", [("a.png", "wren"), ("b.png", "wren")])
     two = write_list(tmp_path / "two.csv", [("a.png", "wren"), ("b.png", "owl")])
+    (tmp_path / "empty.csv").write_text("")
     other = write_list(tmp_path / "other.csv", [("a.png", "0")], ("file", "label"))
     twice = write_list(tmp_path / "twice.csv", [("a.png", "b.png", "0")], ("path", "path", "label"))
     for train, options, message in (
         ("nowhere.csv", {}, "nowhere.csv cannot be read: No such file"),
         (other, {}, "a first line with path and label, got file, label"),
         (twice, {}, "a first line with path and label, got path, path, label"),
+        (tmp_path / "empty.csv", {}, "a first line with path and label, got nothing"),
         (one, {}, "has one class only, wren: expected"),
         (two, {"val": birds / "val"}, "has samples of class bluejay, cardinal, goldfinch, parrot"),
         (birds / "train", {"near": [f"a={birds}"], "far": [f"a={birds}"]}, "a different name for"),

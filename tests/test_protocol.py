@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from nac_openood.benchmark.methods.scorer import BatchScorer, MethodInputs, usable_points
-from nac_openood.benchmark.methods.table import METHODS, NAC, Absent, Method, chosen_methods
+from nac_openood.benchmark.methods.table import Method
 from nac_openood.benchmark.run.cost import Meter, typical_rate
 from nac_openood.benchmark.run.results import METRICS, metrics_by_set
 from nac_openood.errors import NACError
@@ -30,18 +30,6 @@ def test_the_table_has_means_and_one_accuracy():
 
 
 # ---- the method table
-
-
-def test_methods_are_chosen_by_name():
-    assert chosen_methods() == list(METHODS.values())
-    assert chosen_methods(["knn", "MSP", "knn"]) == [METHODS["knn"], METHODS["msp"]]
-    own = Method("mine", "Mine")
-    assert chosen_methods([own, "nac"]) == [own, METHODS[NAC]]
-    with pytest.raises(NACError, match="unknown method 'kn'; expected one of openmax, msp"):
-        chosen_methods(["kn", "msp"])
-    with pytest.raises(NACError, match="at least one method"):
-        chosen_methods([])
-    assert issubclass(Absent, NACError)
 
 
 # ---- sweep

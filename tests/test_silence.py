@@ -3,6 +3,7 @@
 import threading
 import warnings
 from collections import namedtuple
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -101,6 +102,7 @@ USUAL = {
     "a named tuple": lambda f, z: Returned(f, z),
     "a dict": lambda f, z: {"features": f, "logits": z},
     "logits and a number": lambda f, z: (z, 3),
+    "an object": lambda f, z: SimpleNamespace(logits=z),
     "a dict in a tuple": lambda f, z: ({"logits": z}, f),
 }
 
