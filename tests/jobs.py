@@ -19,10 +19,9 @@ def start_job(size, arguments, cwd=None, code=""):
         code: what each of them runs before the command.
     """
     port = free_port()
-    return [
-        Command(arguments, cwd, f"{_variables(rank, size, port)}\n{textwrap.dedent(code)}")
-        for rank in range(size)
-    ]
+    code = textwrap.dedent(code)
+    before = [f"{_variables(rank, size, port)}\n{code}" for rank in range(size)]
+    return [Command(arguments, cwd, each) for each in before]
 
 
 def run_job(size, arguments, cwd=None, code=""):

@@ -201,11 +201,8 @@ def test_a_changed_parameter_is_that_of_a_detector(data, net):
 
 def test_r_is_varied_through_the_full_count(data):
     found = finding(data, "params", bounds=[0.5, 5.0])
-    counts = {
-        r["value"]: r["full_count"]
-        for r in found.records
-        if r["layer"] == "avgpool" and r["parameter"] == "bound"
-    }
+    rows = [r for r in found.records if (r["layer"], r["parameter"]) == ("avgpool", "bound")]
+    counts = {r["value"]: r["full_count"] for r in rows}
     used = data.settings["avgpool"]
     # r = O* M / n with M = 50 and n = 160
     assert counts == {0.5: 2, 5.0: 16, used.full_count * 50 / 160: used.full_count}

@@ -196,9 +196,7 @@ def test_openoods_own_baselines(copy):
     ],
     ids=["full disk", "ctrl-c"],
 )
-def test_what_stops_it_leaves_nothing_half_written(
-    copy, whole, capsys, monkeypatch, error, code, message
-):
+def test_a_stop_leaves_nothing_half_written(copy, whole, capsys, monkeypatch, error, code, message):
     out, _ = copy
     for method in ("msp", "knn", NAC):
         shutil.rmtree(out / "runs" / "resnet-s0" / method)

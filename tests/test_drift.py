@@ -40,12 +40,10 @@ def test_p_values_of_drift_are_uniform_without_any(fewer):
     assert inside > 0.97
 
 
-@pytest.mark.parametrize(
-    "change", [{"shift": 0.8}, {"shift": -0.8}, {"spread": 4.0}, {"share": 0.9}]
-)
-def test_drift_is_found(fewer, change):
-    assert drift_of(**change).p_value <= 0.05
-    assert "samples are like the 150 calibration samples" in str(drift_of(**change))
+@pytest.mark.parametrize("how", [{"shift": 0.8}, {"shift": -0.8}, {"spread": 4.0}, {"share": 0.9}])
+def test_drift_is_found(fewer, how):
+    assert drift_of(**how).p_value <= 0.05
+    assert "samples are like the 150 calibration samples" in str(drift_of(**how))
 
 
 def test_small_shifts_are_found_about_as_often_as_by_wilcoxons_test(fewer):

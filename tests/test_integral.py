@@ -156,14 +156,6 @@ def test_what_cannot_be_counted_is_reported(small_net, images, labels):
             IntegralConfig(**wrong)
 
 
-def test_the_callers_autocast_makes_no_difference(small_net, images, labels):
-    config = IntegralConfig(50, 1, 100.0)
-    plain = count_coverage(small_net, [(images, labels)], "layer2", config)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = count_coverage(small_net, [(images, labels)], "layer2", config)
-    assert torch.equal(inside.histogram.counts, plain.histogram.counts)
-
-
 @pytest.mark.parametrize(
     ("make", "size", "expected"),
     [

@@ -169,9 +169,8 @@ def test_broken_samples():
 
 def test_wide_layers_have_no_distance():
     rule = NACPlus({"a": LayoutConfig()})
-    wide = BatchReadings(
-        torch.randn(40, 3), {"a": Reading(torch.randn(40, plus_layer.MAX_NEURONS + 1))}
-    )
+    reading = Reading(torch.randn(40, plus_layer.MAX_NEURONS + 1))
+    wide = BatchReadings(torch.randn(40, 3), {"a": reading})
     rule.update(wide)
     rule.calibrate(map(rule.parts, [wide, wide, wide]))
     assert set(rule.parts(wide)) == {"a", "logits"} and rule.score(wide).isfinite().all()

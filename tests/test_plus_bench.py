@@ -31,10 +31,8 @@ def measured(bench, bench_readings):
     """The detector and the readings of every set, thinned."""
     folder, root = bench
     det = NACDetector(minibench.trained(folder), layers="auto", rule="nac_plus")
-    found = {
-        "train": averaged(bench_readings(minibench.FITTING)),
-        "val": averaged(bench_readings("val_cifar10")),
-    }
+    lists = {"train": minibench.FITTING, "val": "val_cifar10"}
+    found = {name: averaged(bench_readings(listed)) for name, listed in lists.items()}
     for name, step in SETS.items():
         found[name] = averaged(bench_readings(name))
         found[name] = found[name].rows(range(0, found[name].n_samples, max(1, step // BENCH_EVERY)))

@@ -27,10 +27,8 @@ FORM = {"content-type": "multipart/form-data; boundary=b"}
 
 
 def client_of(judge, limits=None, access=None):
-    return TestClient(
-        service(judge, limits=limits or Limits(), access=access or Access()),
-        base_url="http://localhost",
-    )
+    app = service(judge, limits=limits or Limits(), access=access or Access())
+    return TestClient(app, base_url="http://localhost")
 
 
 @pytest.fixture(scope="module")
