@@ -249,6 +249,19 @@ def test_loggers_get_each_result_as_soon_as_it_is_there(data, tmp_path):
     assert aurocs(again) == aurocs(results)
 
 
+def test_tensorboard_itself(data, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(tmp_path) as writer:
+        log = nac_openood.log_to_tensorboard(writer)
+        results = run(small_net(None), data, ["toy"], on_result=log)
+    found = EventAccumulator(str(tmp_path))
+    found.Reload()
+    (scalar,) = found.Scalars("toy/far away/AUROC")
+    assert scalar.value == pytest.approx(results.rows[0].metrics["far away"]["AUROC"])
+
+
 def test_the_time_left_is_that_of_earlier_networks(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
