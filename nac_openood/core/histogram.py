@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Mapping, Optional, Type, TypeVar
+from typing import Mapping, Optional, Tuple, Type, TypeVar
 
 import numpy as np
 import torch
@@ -19,8 +19,10 @@ from nac_openood.core.reading import Reading, logits_in
 from nac_openood.core.rule import Needs, Rule
 from nac_openood.errors import NACError
 
-#: The base of the logarithms at which the edges lie.
 _SPREAD = 1e3
+#: 8 MB of cells at most; beyond that (n_bins in the hundred thousands) a binary search is used.
+_MAX_CELLS = 2**19
+_BLOCK = 2**17
 _H = TypeVar("_H", bound="Histogram")
 
 
@@ -66,8 +68,46 @@ def bin_index(state: Tensor, n_bins: int) -> Tensor:
     Bins are closed on the left and the outermost are open outwards, so every finite state has
     one; a NaN lands in the last bin, and the caller must check for it.
     """
+    # not in exported programs, whose batches have any size: `_look_up` splits by size
+    if state.device.type == "cpu" and state.ndim == 2 and not torch.compiler.is_compiling():
+        cells = _cells(n_bins, state.dtype)
+        if cells is not None:
+            return _look_up(state, *cells)
     boundaries = _interior_edges(n_bins, state.dtype, state.device)
     return torch.bucketize(state, boundaries, right=True)
+
+
+@lru_cache(maxsize=64)
+def _cells(n_bins: int, dtype: torch.dtype) -> Optional[Tuple[Tensor, Tensor]]:
+    """Equal cells on [0, 1], so narrow that at most one edge lies inside each.
+
+    Returns:
+        For each cell, and for the state 1 after them, the bin it starts in, int64 `[cells + 1]`,
+        and the next edge, `[cells + 1]`. None where that would take too many cells.
+    """
+    boundaries = _interior_edges(n_bins, dtype, torch.device("cpu"))
+    narrowest = float(boundaries.double().diff().min()) if len(boundaries) > 1 else 1.0
+    n_cells = 2 ** math.ceil(-math.log2(narrowest))
+    if n_cells > _MAX_CELLS:
+        return None
+    # a power of two: where a cell starts, and which cell a state is in, are exact in any float
+    starts = torch.arange(n_cells + 1, dtype=dtype) / n_cells
+    first = torch.bucketize(starts, boundaries, right=True)
+    unreachable = torch.tensor([float("nan")], dtype=dtype)  # also for infinity
+    return first, torch.cat([boundaries, unreachable])[first]
+
+
+def _look_up(state: Tensor, first: Tensor, following: Tensor) -> Tensor:
+    """What `bucketize` gives, without its binary search: several times as fast on a CPU."""
+    n_cells = len(first) - 1
+    index = torch.empty(state.shape, dtype=torch.int64)
+    size = max(1, _BLOCK // max(1, state.shape[1]))  # so that temporary tensors fit in the cache
+    for part, found in zip(state.split(size), index.split(size)):
+        cell = (part * n_cells).nan_to_num_(nan=n_cells).clamp_(0, n_cells).to(torch.int64)
+        rows = part.shape[0]
+        torch.gather(first.expand(rows, -1), 1, cell, out=found)
+        found += part >= following.expand(rows, -1).gather(1, cell)
+    return index
 
 
 class Histogram:
