@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from nac_openood import NACDetector
 from nac_openood.cli import main
 from nac_openood.search.power import measure_power
+from nac_openood.serving.judge import Judge
 from nac_openood.sources.fitted import drift_of, expand, judge_images, load_fitted
 from nac_openood.sources.networks import build, network_of
 
@@ -63,6 +64,7 @@ def test_fit_prints_what_one_needs_to_know(here, tmp_path, capsys):
     assert fit(*options, "--alpha", "0.1", "--out", str(out)) == 0
     caught = capsys.readouterr()
     lines = dict(line.split(maxsplit=1) for line in caught.out.splitlines() if " " in line)
+    assert lines["network"] == "net.py:make, 4 classes, weights of net.pt"
     assert lines["layers"] == "stem.2, middle, pool (found by running the network)"
     assert lines["accuracy"] == "100.0% of 120 validation samples, 100.0% of training samples"
     shares = "100% of noise, [0-9]+% of scrambled, [0-9]+% of mixed images at p <= 0.1"
@@ -85,6 +87,7 @@ def test_fit_holds_out_validation_images(here, tmp_path, capsys):
     caught = capsys.readouterr()
     assert "fitted on     192 training samples" in caught.out and "of 48 validation" in caught.out
     assert "not measured: pass --test" in caught.out
+    assert "no --val, so a fifth of --train is held out in its place" in caught.err
     assert NACDetector.load(tmp_path / "d", network_of("net.py:make", 4, "net.pt")).rule == "nac"
 
 
@@ -393,6 +396,19 @@ def test_drift_of_a_folder(here, tmp_path, capsys):
     assert "cannot read nothing.png (No such file or directory)" in capsys.readouterr().err
 
 
+def test_the_image_size_is_that_of_the_fit(here, tmp_path, capsys):
+    (tmp_path / "t.yml").write_text("mean: 0.5\nstd: 0.25\n")  # images keep their 36 pixels
+    detector, out = str(tmp_path / "d"), str(tmp_path / "d.pt2")
+    assert fit(*NETWORK, "--transform", str(tmp_path / "t.yml"), *DATA, "--out", detector) == 0
+    capsys.readouterr()
+    assert main(["export", "--detector", detector, *NETWORK, "--out", out]) == 0
+    message = capsys.readouterr()
+    assert "takes images [batch, 3, 36, 36]" in message.out and not message.err
+    # a warning about another size would be an error here
+    judge = Judge(load_fitted(detector, arch="net.py:make", weights="net.pt"))
+    assert judge.warm_up() is None
+
+
 def test_export_writes_a_program_that_agrees(here, tmp_path, capsys):
     out = tmp_path / "birds.pt2"
     options = ["--detector", "birds.nac", *NETWORK, "--device", "cpu", "--alpha", "0.1"]
@@ -510,10 +526,12 @@ def test_the_checkpoint_is_asked_for_at_once(here, tmp_path, capsys, monkeypatch
 
 
 def test_validation_data_far_below_the_training_data_is_told(here, tmp_path, capsys):
-    rows = ["path,label"]
+    rows, rolled = ["path,label"], ["path,label"]
     for number, path in enumerate(sorted((here / "birds/val").rglob("*.png"))):
         rows.append(f"{path},{'parrot' if number % 3 else path.parent.name}")
+        rolled.append(f"{path},{(number // 30 + 1) % 4}")
     (tmp_path / "val.csv").write_text("\n".join(rows))
+    (tmp_path / "rolled.csv").write_text("\n".join(rolled))
     options = [*NETWORK, "--transform", "transform.yml", "--train", "birds/train"]
     options += ["--val", str(tmp_path / "val.csv"), "--out", str(tmp_path / "d")]
     assert fit(*options) == 1 and not (tmp_path / "d").exists()
@@ -523,6 +541,9 @@ def test_validation_data_far_below_the_training_data_is_told(here, tmp_path, cap
     )
     assert "Nothing was written; --force writes the detector anyway" in message
     assert fit(*options, "--force") == 0 and (tmp_path / "d").exists()
+    assert fit(*options, "--val", str(tmp_path / "rolled.csv")) == 1
+    message = capsys.readouterr().err
+    assert "far below the 100.0%" in message and "100.0% if its classes had another" in message
 
 
 def test_low_accuracy_with_a_published_transform_and_own_weights_is_told(here, tmp_path, capsys):

@@ -110,6 +110,8 @@ def test_inputs_the_network_does_not_take_are_told(net):
         assert sorted(prepare(net, batch)) == ["a", "b"]
     with pytest.raises(ProbeError, match="got an unexpected keyword argument 'c'"):
         classify(net, {"c": x, "d": x})
+    with pytest.raises(ProbeError, match="dicts as `net\\(\\*\\*x\\)`: leave out labels"):
+        classify(nn.Linear(10, 4), (x, torch.arange(4)))
 
     class Open(nn.Module):
         def forward(self, **batch):

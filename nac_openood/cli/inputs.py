@@ -254,6 +254,11 @@ def data_of(
         seed=args.seed,
         needs_test=needs_test,
     )
+    for role in sets.held_out:
+        print_error(
+            f"warning: no --{role}, so a fifth of --train is held out in its place. If the network "
+            "was trained on it, new images will look more unusual: pass images that it has not seen."
+        )
     return sets, made
 
 

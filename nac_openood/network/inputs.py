@@ -276,7 +276,10 @@ def _common_mistake(x: Any, error: str) -> Optional[str]:
             "there, or LayerConfig(state='output'), which needs none."
         )
     if "positional argument" in error or "keyword argument" in error:
-        return f"{found}. Tensors are passed as `net(x)`, tuples as `net(*x)`, dicts as `net(**x)`."
+        return (
+            f"{found}. Tensors are passed as `net(x)`, tuples as `net(*x)`, dicts as `net(**x)`: "
+            "leave out labels."
+        )
     another = f"{found}. Does the network take another size, or another number of channels?"
     return another if _SHAPES.search(error) else None
 

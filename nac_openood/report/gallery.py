@@ -149,10 +149,10 @@ def sentences(results: Results, found: ConfidentMistakes) -> tuple[str, str]:
     """What the network learned, was shown and was wrong about, and how much of that is caught."""
     n, sure, caught = (sum(counts) for counts in zip(*found.sets.values()))
     name, accuracy = fmt.set_title(results.id_name), results.runs[0].accuracy
-    right = "" if accuracy is None else f" and names {accuracy:.1f} % of new ones correctly"
+    right = "" if accuracy is None else f" and classifies {accuracy:.1f} % of new ones correctly"
     return (
-        f"A network was trained on {name}{right}. Then it was shown {n:,} samples of none of its "
-        f"{found.n_classes} classes. Whatever it says is wrong, but for {sure:,} of them it is at "
+        f"A network was trained on {name}{right}. Then it was shown {n:,} samples from none of "
+        f"its {found.n_classes} classes. Whatever it says is wrong, but for {sure:,} of them it is at "
         f"least {100 * found.sure:.0f} % sure.",
         f"An alarm at p \u2264 {found.level:g} with {found.method} catches {caught:,} of these "
         f"{sure:,} confident mistakes ({100 * caught / sure:.0f} %).",
