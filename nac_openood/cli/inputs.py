@@ -257,7 +257,7 @@ def data_of(
     for role in sets.held_out:
         print_error(
             f"warning: no --{role}, so a fifth of --train is held out in its place. If the network "
-            "was trained on it, new images will look more unusual: pass images that it has not seen."
+            "was trained on it, new images will look more unusual: pass images that are new to it."
         )
     return sets, made
 

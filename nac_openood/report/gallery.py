@@ -152,8 +152,8 @@ def sentences(results: Results, found: ConfidentMistakes) -> tuple[str, str]:
     right = "" if accuracy is None else f" and classifies {accuracy:.1f} % of new ones correctly"
     return (
         f"A network was trained on {name}{right}. Then it was shown {n:,} samples from none of "
-        f"its {found.n_classes} classes. Whatever it says is wrong, but for {sure:,} of them it is at "
-        f"least {100 * found.sure:.0f} % sure.",
+        f"its {found.n_classes} classes. Whatever it says is wrong, but for {sure:,} of them it is "
+        f"at least {100 * found.sure:.0f} % sure.",
         f"An alarm at p \u2264 {found.level:g} with {found.method} catches {caught:,} of these "
         f"{sure:,} confident mistakes ({100 * caught / sure:.0f} %).",
     )

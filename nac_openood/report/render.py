@@ -255,9 +255,13 @@ def latex_table(table: Table, caption: str, label: str) -> str:
         label: for references.
     """
     groups = _groups(table.columns)
-    titles = [latex_text(re.sub(_NOTE, r" (\1)", column.title)) for column in table.columns]
+    # a note goes below the title: beside it, six columns would be wider than a page
+    parts = [re.sub(_NOTE, "\n(\\1)", column.title).split("\n") for column in table.columns]
+    stacks = [r"\\".join(map(latex_text, part)) for part in parts]
+    titles = [rf"\shortstack[r]{{{s}}}" if r"\\" in s else s for s in stacks]
     lines = [
-        r"\begin{table}", r"\centering", rf"\caption{{{latex_text(caption)}}}",
+        r"\begin{table}", r"\centering", r"\footnotesize\setlength{\tabcolsep}{2pt}",
+        rf"\caption{{{latex_text(caption)}}}",
         rf"\label{{{label}}}",
         rf"\begin{{tabular}}{{{''.join('r' if c.number else 'l' for c in table.columns)}}}",
         r"\toprule",
@@ -272,7 +276,10 @@ def latex_table(table: Table, caption: str, label: str) -> str:
         cells = [Cell.of(entry) for entry in row]
         marks = {1: r"\textbf{%s}", 2: r"\underline{%s}"}
         texts = [marks.get(c.rank or 0, "%s") % latex_text(c.text) for c in cells]
-        spreads = [rf" {{\scriptsize {latex_text(c.spread)}}}" if c.spread else "" for c in cells]
+        spreads = [
+            rf" {{\scriptsize {latex_text(c.spread.replace(' ', ''))}}}" if c.spread else ""
+            for c in cells
+        ]
         lines.append(" & ".join(map("".join, zip(texts, spreads))) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
