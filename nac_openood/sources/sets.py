@@ -44,7 +44,6 @@ class Datasets:
         shifted: covariate-shifted ID test sets (OpenOOD's csid) by name, for full-spectrum
             detection.
         std: standard deviation per channel by which images were normalized.
-        held_out: "val" and "test" where samples of the training data take their place.
     """
 
     id_name: str
@@ -57,7 +56,6 @@ class Datasets:
     far: Mapping[str, Any] = field(default_factory=dict)
     shifted: Mapping[str, Any] = field(default_factory=dict)
     std: Any = None
-    held_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for role in ("near", "far", "shifted"):
@@ -86,6 +84,7 @@ def own_sets(
     classes: Sequence[str] = (),
     seed: int = 0,
     needs_test: bool = True,
+    on_held_out: Callable[[str], None] = lambda role: None,
 ) -> Datasets:
     """Read datasets from folders, lists and code.
 
@@ -107,6 +106,7 @@ def own_sets(
             labels follow them if the data has such names.
         seed: random seed of the splits.
         needs_test: whether to hold out test images if `test` is None.
+        on_held_out: called with "val" or "test" where training samples take their place.
     """
 
     def labelled(role: str, path: Any, known: Optional[tuple[str, ...]] = None) -> Any:
@@ -120,14 +120,13 @@ def own_sets(
     if "train" not in found:
         raise NACError(f"`train`: {train} returned {sorted(found)} without 'train'.")
     names, n_classes = classes_of(found["train"]) or None, _count_classes(found["train"])
-    held_out: list[str] = []
     for number, (role, path) in enumerate((("val", val), ("test", test))):
         if path is not None:
             found[role] = labelled(role, path, names)
             names = names or classes_of(found[role]) or None
         elif role not in found and (role == "val" or needs_test):
             found["train"], found[role] = _split(found["train"], seed + number)
-            held_out.append(role)
+            on_held_out(role)
     if ood_val not in (None, NO_OOD):
         (found["ood_val"],) = _ood_sets("ood_val", [str(ood_val)], transform).values()
     return Datasets(
@@ -135,7 +134,6 @@ def own_sets(
         found.get("test"), found.get("ood_val"),
         {**found.get("near", {}), **_ood_sets("near", near, transform)},
         {**found.get("far", {}), **_ood_sets("far", far, transform)},
-        held_out=tuple(held_out),
     )  # fmt: skip
 
 
