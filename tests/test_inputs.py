@@ -127,6 +127,7 @@ def test_inputs_the_network_does_not_take_are_told(net):
         ({"a": np.zeros((1, 5)), "b": torch.zeros(1, 4)}, "input 'a' is ndarray"),
         ({"a": "x", "b": None}, "got dict of a: str, b: NoneType"),
         (np.zeros((2, 5)), "expected a batch as a torch.Tensor.*got ndarray"),
+        (DataLoader([1]), "got DataLoader. `score_loader` and `select` take loaders"),
         ((torch.zeros(2, 5), torch.zeros(3, 4)), r"one row per sample.* \[2, 5\], shape \[3, 4\]"),
         ((torch.zeros(0, 5), torch.zeros(0, 4)), "a batch of at least one sample"),
     ],

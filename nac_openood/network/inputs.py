@@ -54,7 +54,8 @@ def as_inputs(value: Any) -> Inputs:
     elif isinstance(value, _SEQUENCES) and tensors_in(value):
         found = tuple(_entry(index, part) for index, part in enumerate(value))
     if not tensors_in(found):
-        raise ProbeError(f"expected {_EXPECTED}; got {describe_value(value)}.")
+        whole = " `score_loader` and `select` take loaders." if hasattr(value, "dataset") else ""
+        raise ProbeError(f"expected {_EXPECTED}; got {describe_value(value)}.{whole}")
     return found
 
 
