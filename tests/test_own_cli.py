@@ -66,6 +66,7 @@ def test_search_takes_a_loader_of_the_users_code(here, tmp_path, val):
         ([*NETWORK, *DATA, "--arch", "net.py:broken"], "--arch: your code net.py:broken failed"),
         ([*NETWORK, "--train", "stripes"], "are not in class folders"),
         ([*NETWORK, *DATA, "--far", "stripes"], "expected NAME=FOLDER for your own set"),
+        ([*NETWORK, *DATA, "--far", "a/stripes"], "expected NAME=FOLDER for your own set"),
     ],
 )
 def test_errors_name_options(here, tmp_path, arguments, message, capsys):

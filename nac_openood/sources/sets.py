@@ -141,6 +141,9 @@ def _ood_sets(
     role: str, entries: Sequence[str], transform: Any, listed: Optional[Callable[..., Any]] = None
 ) -> dict[str, Any]:
     """Read OOD sets that are written as `NAME=FOLDER`, or as `NAME` if `listed` reads such sets."""
+    bare = [entry for entry in entries if "=" not in entry and (listed is None or "/" in entry)]
+    if bare:
+        raise NACError(f"expected NAME=FOLDER for your own set of images, got '{bare[0]}'.")
     paths = dict(entry.partition("=")[::2] for entry in entries)
     check_names([entry.partition("=")[0] for entry in entries])
     found: dict[str, Any] = {}
