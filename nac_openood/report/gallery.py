@@ -128,8 +128,8 @@ def story(results: Results) -> dict[str, Any]:
     ]
     classes = fmt.count(found.n_classes, "class", "classes")
     note = (
-        f"p is the share of samples that score as low with {found.method}, of {found.n_known:,} "
-        f"test samples and the one in question. Of samples like those of training, at most "
+        f"p is the share of samples, of {found.n_known:,} test samples and the one shown, whose "
+        f"{found.method} score is as low or lower. Of samples like those of training, at most "
         f"{100 * found.level:.0f} % have p \u2264 {found.level:g}. Shown are mistakes among the "
         "ten surest of a dataset."
     )
