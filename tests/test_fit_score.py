@@ -325,11 +325,14 @@ def test_other_files_and_the_same_transform(here, tmp_path, capsys):
 # ---- export
 
 
-def test_fdr_limits_the_share_of_false_alarms(here, capsys):
-    assert score("birds/test", "stripes", "--alpha", "0.3", "--fdr", "0.2") == 0
+def test_fdr_limits_the_share_of_false_alarms(here, tmp_path, capsys):
+    options = ["--alpha", "0.3", "--fdr", "0.2", "--gallery", str(tmp_path / "g.html")]
+    assert score("birds/test", "stripes", *options) == 0
     rows = table(capsys.readouterr().out)
     out = [row for row in rows if row["decision"] == "out"]
     assert out and sum(row["path"].startswith("birds") for row in out) <= 0.3 * len(out)
+    how = f"{len(out)} of 100 images are out-of-distribution (selected with a false discovery rate"
+    assert f"{how} of 0.2)" in (tmp_path / "g.html").read_text()
     largest = max(float(row["p_value"]) for row in out)
     assert all(float(row["p_value"]) > largest for row in rows if row["decision"] == "in")
     assert score("birds/test", "--fdr", "0.2", "--shard", "1/2") == 1

@@ -263,7 +263,7 @@ class DriftMonitor:
         limit = -math.log10(self.alpha)
         return (
             f"{state} after {self.n_inputs} inputs: the evidence is 10^{self.log10_evidence:.1f}, "
-            f"an alarm 10^{limit:.1f} (the probability of a false alarm, ever, is {self.alpha:g})"
+            f"an alarm is at 10^{limit:.1f} (a false one has the probability {self.alpha:g}, ever)"
         )
 
     # -- files ---------------------------------------------------------------------------------
