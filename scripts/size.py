@@ -59,7 +59,7 @@ LIMITS: dict[str, int] = {
     "files": 145,
     "record types": 115,
     "modules below 120 lines with one importer": 14,
-    "code lines of tests": 18_290,
+    "code lines of tests": 18_295,
 }
 #: How many files each call may pass through. The advice after a search compares with methods that
 #: read the head: three files more.
