@@ -20,6 +20,7 @@ from jinja2 import Template
 from PIL import Image
 
 from nac_openood.benchmark.run.results import RESULTS_FILE, Results
+from nac_openood.detector.display import share_text
 from nac_openood.report.gallery import story
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,22 +40,23 @@ img { border-radius: 8px; } .known img { border-radius: 4px; }
 p { margin: 8px 0 0; } p.alarm { color: #d55e00; margin: 2px 0 0; }
 </style><main><div><h1>Trained on digits 0 to {{ last }}</h1>
 <div class="known">
-{% for picture in story.known.pictures %}<img src="{{ picture }}">{% endfor %}
+{% for picture in story.pictures(story.found.known) %}<img src="{{ picture }}">{% endfor %}
 </div><p>{{ accuracy }} of new ones right</p></div>
-{% for card in story.cards %}
-<div><h1>{{ "Then shown" if loop.first }}</h1><img src="{{ card.picture }}">
-<p>\u201cA <b>{{ card.answer }}</b>\u201d, {{ card.confidence }} sure</p>
-<p class="alarm"><b>p = {{ card.p_value }}</b>{{ ": alarm" if card.alarm }}</p></div>
+{% for mistake in story.found.examples %}
+<div><h1>{{ "Then shown" if loop.first }}</h1>
+<img src="{{ story.pictures([mistake.file]) | first }}">
+<p>\u201cA <b>{{ mistake.answer }}</b>\u201d, {{ share(mistake.confidence) }} sure</p>
+<p class="alarm"><b>p = {{ "%.2g" | format(mistake.p_value) }}</b>
+{{- ": alarm" if mistake.p_value <= story.found.level }}</p></div>
 {% endfor %}</main>"""
 
 
 def mistakes(results: Results) -> str:
     """A page with what the network was trained on, and three confident mistakes."""
-    found = story(results)
-    assert found is not None, "the network makes no confident mistakes"
-    accuracy, last = f"{results.runs[0].accuracy:.1f} %", found.known.note.split()[0]
+    assert results.confident is not None, "the network makes no confident mistakes"
     template = Template(_MISTAKES, autoescape=True)
-    return template.render(story=found, accuracy=accuracy, last=int(last) - 1)
+    accuracy, last = f"{results.runs[0].accuracy:.1f} %", results.confident.n_classes - 1
+    return template.render(story=story(results), accuracy=accuracy, last=last, share=share_text)
 
 
 def picture(page: Path, target: Path, size: tuple[int, int], scale: int = 1) -> None:

@@ -30,7 +30,7 @@ SETTINGS = NACConfig(
 
 
 class Toy:
-    """A scorer of ours: the mean of what it is given, with a knob."""
+    """A scorer: the mean of what it is given, with a knob."""
 
     implementation = "toy 1"
 

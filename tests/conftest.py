@@ -7,11 +7,13 @@ import tarfile
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from filelock import FileLock
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
+from sklearn.metrics import roc_auc_score
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -156,7 +158,7 @@ def embedded_cache(shared):
 
 @pytest.fixture(scope="session")
 def own_project(shared):
-    """A folder with a network, weights and images of one's own; see `own_project.fill`."""
+    """A folder with a network, weights and images of a user; see `own_project.fill`."""
     from own_project import fill
 
     return shared("own_project", fill)
@@ -168,6 +170,16 @@ def judge():
     from service_toy import toy_judge
 
     return toy_judge()
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    """A headless Chromium."""
+    from pages import chromium
+
+    driver = chromium(tmp_path_factory.mktemp("profile"))
+    yield driver
+    driver.quit()
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +214,12 @@ def noise(n, seed=0, size=(3, 9, 9), scale=1.0, batch_size=32):
     """A loader of random inputs with the labels 0, 1, 2, 3, 0, ..."""
     x = torch.randn(n, *size, generator=torch.Generator().manual_seed(seed)) * scale
     return DataLoader(TensorDataset(x, torch.arange(n) % 4), batch_size)
+
+
+def percent(inside, outside):
+    """The AUROC in percent, by scikit-learn."""
+    truth = np.repeat([1, 0], [len(inside), len(outside)])
+    return 100 * roc_auc_score(truth, np.concatenate([inside, outside]))
 
 
 def same_rule(one, other):

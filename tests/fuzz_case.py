@@ -58,7 +58,7 @@ class Target(NamedTuple):
 
 
 class _OutOfTime(BaseException):
-    """Not an `Exception`, so that no code takes it for an error of its own."""
+    """Not an `Exception`, so that no code mistakes it for an error of its own."""
 
 
 def attempt(name: str, case: Case, seed: int, folder: Path) -> Outcome:

@@ -1,4 +1,4 @@
-"""Everything that is fuzzed: files of ours, inputs, results, command lines.
+"""Everything that is fuzzed: our files, inputs, results, command lines.
 
 `scripts/fuzz.py` runs it long, `test_fuzz.py` short. A target is a function that makes in a folder
 what all of its cases share, and returns the case; `TARGETS`, at the end, is the table of them.
@@ -10,7 +10,6 @@ import importlib
 import io
 import os
 import shutil
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -19,7 +18,7 @@ from typing import Any, Callable
 import numpy as np
 import torch
 import yaml
-from compare_toy import Toy, nac, study
+from compare_toy import Toy, nac, plain, study
 from fuzz_case import FOREIGN, HEALED, IDENTICAL, REFUSED, SILENT, VALID, Case, Outcome, Target
 from mutations import ODD, bytes_mutated, mutate_bytes, text_mutated, value_mutated
 from openood_tiny import write_benchmark
@@ -140,7 +139,7 @@ def lists(folder: Path, texts: list[str], read: Callable[..., tuple[Any, Any]]) 
 
 
 def image_folder(folder: Path) -> Case:
-    """What is there is read, or named as unreadable."""
+    """What is there is read, or reported as unreadable."""
     for kind in "abc":
         (folder / kind).mkdir()
         for n in range(3):
@@ -229,7 +228,7 @@ def readings_answers(folder: Path) -> list[Any]:
 
 
 def checkpoint_answers(path: Path) -> list[Any]:
-    """Somebody's weights: refused, or noticed by the detector that was fitted on others."""
+    """A user's weights: refused, or noticed by the detector that was fitted on others."""
     net = load_checkpoint(build(f"{OLD}/net.py:make", 4), path)
     try:
         return NACDetector.load(OLD / "plus.nac", net).score(X).tolist()
@@ -281,12 +280,9 @@ def stored(folder: Path, names: list[str], answers: Callable[[Path], Any]) -> Ca
 
 def stable(results: Results) -> str:
     """Everything but times and memory, and what was read of the files beside it."""
-    measured = dict.fromkeys(("setup_seconds", "ms_per_image", "peak_mb", "search"))
-    rows = [replace(row, **measured, disturbed=False) for row in results.rows]
-    scores = [results.scores(row.run, row.method, s.name) for row in rows for s in results.sets]
+    scores = [results.scores(r.run, r.method, s.name) for r in results.rows for s in results.sets]
     kept = [None if each is None else each.score.tolist() for each in scores]
-    shown = results.gallery, results.confident
-    return repr((rows, results.sets, results.runs, shown, kept))
+    return repr((plain(results), results.confident, kept))
 
 
 def comparison_resumed(folder: Path) -> Case:

@@ -19,10 +19,9 @@ def start_job(size, arguments, cwd=None, code=""):
         code: what each of them runs before the command.
     """
     port = free_port()
-    return [
-        Command(arguments, cwd, f"{_variables(rank, size, port)}\n{textwrap.dedent(code)}")
-        for rank in range(size)
-    ]
+    code = textwrap.dedent(code)
+    before = [f"{_variables(rank, size, port)}\n{code}" for rank in range(size)]
+    return [Command(arguments, cwd, each) for each in before]
 
 
 def run_job(size, arguments, cwd=None, code=""):
@@ -39,7 +38,7 @@ _numbers = itertools.count()
 
 
 def free_port():
-    """A port that nobody listens on now, and below those that the system gives to others."""
+    """A port that nobody listens on now, below those that the system hands out."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
     while True:
         port = 20_000 + 1_000 * (worker % 12) + next(_numbers) % 1_000

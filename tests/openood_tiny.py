@@ -27,6 +27,14 @@ REAL_OPENOOD = [
     ),
 ]
 
+
+def real_openood(test):
+    """Mark one test as those of `REAL_OPENOOD`."""
+    for mark in REAL_OPENOOD:
+        test = mark(test)
+    return test
+
+
 N_CLASSES, SIZE = 10, 32
 # name of the list -> (folder of the images, how many, whether they are in-distribution)
 LISTS = {
@@ -46,7 +54,10 @@ LISTS = {
 # 100 training images.
 # name -> (arguments, sweep)
 _ARGS: Mapping[str, tuple[dict, dict]] = {
-    "odin": ({"temperature": 1000, "noise": 0.0014}, {"temperature": [1, 1000], "noise": [0.0014]}),
+    **dict.fromkeys(
+        ("odin", "iodin"),
+        ({"temperature": 1000, "noise": 0.0014}, {"temperature": [1, 1000], "noise": [0.0014]}),
+    ),
     "mds_ensemble": (
         {"noise": 0.0014, "feature_type_list": ["mean"], "alpha_list": [1]}
         | {"reduce_dim_list": ["none"]},
@@ -62,10 +73,6 @@ _ARGS: Mapping[str, tuple[dict, dict]] = {
     "dice": ({"p": 90}, {"p_list": [90]}),
     "rankfeat": ({"accelerate": False, "temperature": 1}, {}),
     "she": ({"metric": "inner_product"}, {}),
-    "iodin": (
-        {"temperature": 1000, "noise": 0.0014},
-        {"temperature": [1, 1000], "noise": [0.0014]},
-    ),
     **dict.fromkeys(
         ("adascale_a", "adascale_l"),
         (

@@ -1,4 +1,4 @@
-"""Somebody's own network, weights, transform and image folders, as the command line meets them.
+"""A user's network, weights, transform and image folders, as the command line meets them.
 
 Four classes are four colors, OOD images are stripes; the network is trained for a second or two.
 """

@@ -1,4 +1,4 @@
-"""A device that is none: a tensor says that it lies on a device, and its numbers lie on the CPU.
+"""A pretended device: tensors say that they lie on it, but their numbers lie on the CPU.
 
 Machines without a GPU cannot tell which operations would make the CPU wait for one. Here, tensors
 claim to be on PyTorch's `meta` device, so that code takes the paths it takes on a GPU, while every

@@ -28,7 +28,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         code = code.replace('"nac.safetensors"', repr(str(Path(folder) / "nac.safetensors")))
         exec(compile(code, "README.md", "exec"), names)
-    assert names["p"].shape == (16,) and 0 < float(names["p"].min()) <= float(names["p"].max()) <= 1
+    assert names["scores"].shape == names["p"].shape == (16,) and len(names["why"]) == 16
+    assert 0 < float(names["p"].min()) <= float(names["p"].max()) <= 1
     print(nac_openood.__file__)
 
 

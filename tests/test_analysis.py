@@ -9,7 +9,7 @@ import pytest
 import torch
 from analysis_data import ARCH, CONFIG, few_sets, finding, prepared
 from compare_toy import Toy
-from sklearn.metrics import roc_auc_score
+from conftest import percent
 
 from nac_openood.analysis import KINDS, analyze, chosen_kinds
 from nac_openood.analysis import states as state_study
@@ -28,7 +28,12 @@ from nac_openood.detector.config import NACConfig
 from nac_openood.detector.detector import NACDetector
 from nac_openood.detector.readings import Readings
 from nac_openood.errors import FileError, NACError
-from nac_openood.report.findings import finding_text, write_analysis_page, write_finding
+from nac_openood.report.findings import (
+    analysis_document,
+    finding_text,
+    write_analysis_page,
+    write_finding,
+)
 from nac_openood.tables import Column, Density, Table
 
 
@@ -62,12 +67,6 @@ def numbers(found, **at):
 
 def aurocs(metrics):
     return {name: line["AUROC"] for name, line in metrics.items()}
-
-
-def expected_auroc(inside, outside):
-    """The AUROC in percent, by scikit-learn."""
-    truth = np.repeat([1, 0], [len(inside), len(outside)])
-    return 100 * roc_auc_score(truth, np.concatenate([inside, outside]))
 
 
 # ---- numbers tie out
@@ -197,16 +196,13 @@ def test_a_changed_parameter_is_that_of_a_detector(data, net):
         detector.score_loader(data.run.loader(name, "network")).score for name in ("test", "photos")
     )
     measured = numbers(found, layer="layer3", parameter="steepness", value=7.0, layers="alone")
-    assert measured["photos"] == pytest.approx(expected_auroc(inside, outside), abs=1e-9)
+    assert measured["photos"] == pytest.approx(percent(inside, outside), abs=1e-9)
 
 
 def test_r_is_varied_through_the_full_count(data):
     found = finding(data, "params", bounds=[0.5, 5.0])
-    counts = {
-        r["value"]: r["full_count"]
-        for r in found.records
-        if r["layer"] == "avgpool" and r["parameter"] == "bound"
-    }
+    rows = [r for r in found.records if (r["layer"], r["parameter"]) == ("avgpool", "bound")]
+    counts = {r["value"]: r["full_count"] for r in rows}
     used = data.settings["avgpool"]
     # r = O* M / n with M = 50 and n = 160
     assert counts == {0.5: 2, 5.0: 16, used.full_count * 50 / 160: used.full_count}
@@ -303,7 +299,7 @@ def test_msp_is_that_of_the_logits(data):
         data.scored[name].logits.softmax(dim=1).max(dim=1).values.numpy()
         for name in ("test", "digits_8_9")
     )
-    expected = pytest.approx(expected_auroc(inside, outside), abs=1e-6)
+    expected = pytest.approx(percent(inside, outside), abs=1e-6)
     assert numbers(found, method="msp")["digits_8_9"] == expected
     nac = NACScores(data).metrics(data.settings)["digits_8_9"]["AUROC"]
     assert numbers(found, method="nac")["digits_8_9"] == nac
@@ -414,6 +410,8 @@ def test_studies_of_nac_plus(net, tmp_path):
     data = prepared(net, tmp_path, config=config)
     assert all(reading.gradient is None for reading in data.scored["test"].values())
     found = finding(data, "layers")
+    page = analysis_document([found], data.about())
+    assert page.title.endswith("analyses of NAC+") and not page.notes
     # all layers: what a detector gives that is fitted and calibrated on the same data
     detector, sets = NACDetector(net), data.run.study
     detector.fit(sets.fitting["train"].loader(), 100, progress=False)
@@ -437,13 +435,8 @@ def test_studies_of_nac_plus(net, tmp_path):
     assert "NAC+, fitted" in methods and "NAC" not in methods
     timed = finding(data, "cost", repeats=1, methods=["msp"], most_samples=40)
     own = [name for name in timed.values["summary"] if name.startswith("NAC")]
-    assert own == [
-        f"NAC+, {n} layer{'s' if n > 1 else ''}" for n in range(1, len(data.early_layers) + 1)
-    ]
-    with pytest.raises(NACError, match="params: not a study of NAC\\+. .* there are layers, sam"):
+    assert own == [f"NAC+, {n} layer{'s' * (n > 1)}" for n in range(1, len(data.early_layers) + 1)]
+    with pytest.raises(NACError, match="params: not a study of NAC\\+. .* there are layers"):
         finding(data, "params")
-    assert [k.name for k in chosen_kinds(["all"], "nac_plus")] == [
-        "layers",
-        "samples",
-        "calibration",
-    ]
+    kinds = [k.name for k in chosen_kinds(["all"], "nac_plus")]
+    assert kinds == ["layers", "samples", "calibration"]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from analysis_data import FOUR_LAYERS
+from openood_tiny import need_openood, real_openood
 from scipy.stats import spearmanr
 from sklearn.calibration import calibration_curve
 from sklearn.linear_model import LogisticRegression
@@ -19,7 +20,6 @@ from nac_openood.analysis.schemes import SCHEMES, Backbone, schemes
 from nac_openood.core.metrics import threshold_at
 from nac_openood.detector.detector import NACDetector
 from nac_openood.errors import NACError
-from nac_openood.plugin.source import has_openood
 from nac_openood.report.findings import analysis_document, write_figures, write_finding
 from nac_openood.sources.networks import build
 from nac_openood.tables import Examples
@@ -152,16 +152,6 @@ def test_files(kind, request, tmp_path):
 # ---- calibration errors
 
 
-def test_by_hand():
-    bins = equal_mass_bins(np.array([0.9, 0.1, 0.8, 0.2, 1.0]), np.array([1, 0, 0, 1, 1]), size=2)
-    assert bins.size.tolist() == [2, 3]
-    assert np.allclose(bins.confidence, [0.15, 0.9]) and np.allclose(bins.accuracy, [0.5, 2 / 3])
-    gaps = [0.35, 0.9 - 2 / 3]
-    squares = (2 * gaps[0] ** 2 + 3 * gaps[1] ** 2) / 5
-    mad = (2 * gaps[0] + 3 * gaps[1]) / 5
-    assert bins.errors() == {"RMS": pytest.approx(squares**0.5), "MAD": pytest.approx(mad)}
-
-
 def test_ties_do_not_depend_on_the_order():
     """Half of 200 equally confident predictions are right: that is calibrated in any order."""
     right = np.repeat([1, 0], 100)
@@ -169,7 +159,7 @@ def test_ties_do_not_depend_on_the_order():
 
 
 @pytest.mark.parametrize("wrong", [1.5, float("nan")])
-def test_refuses_what_is_no_confidence(wrong):
+def test_refuses_what_is_not_a_confidence(wrong):
     with pytest.raises(NACError, match="expected confidences from 0 to 1"):
         equal_mass_bins(np.array([0.5, wrong]), np.array([1, 0]))
     with pytest.raises(NACError, match="expected finite scores"):
@@ -233,14 +223,9 @@ def test_without_openood_it_says_what_is_missing(data, monkeypatch):
         schemes(data, Options(progress=False, epochs=1))
 
 
-@pytest.mark.openood
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of OpenOOD and its dependencies
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.filterwarnings("ignore::SyntaxWarning")
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@real_openood
 def test_nac_beside_the_native_detectors(data):
-    if not has_openood():
-        pytest.skip("needs OpenOOD")
+    need_openood()
     found = schemes(data, Options(progress=False, epochs=1, against="paper"))
     table = found.tables[0]
     assert len(table.rows) == 3 * len(SCHEMES)

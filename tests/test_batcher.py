@@ -1,7 +1,6 @@
-"""Micro-batching alone: who gets what, when a batch starts, and how it ends."""
+"""Micro-batching alone: failures, when a batch starts, and how it ends."""
 
 import asyncio
-import threading
 import time
 
 import pytest
@@ -16,16 +15,12 @@ def numbers(*values):
 
 
 class Work:
-    """Doubles numbers, notes the batches, waits at the gate, cannot stand negative ones and loses 99."""
+    """Doubles numbers and notes the size of each batch; fails on negative numbers and loses 99."""
 
-    def __init__(self, opened=True):
-        self.batches, self.gate, self.entered = [], threading.Event(), threading.Event()
-        if opened:
-            self.gate.set()
+    def __init__(self):
+        self.batches = []
 
     def __call__(self, batch):
-        self.entered.set()
-        assert self.gate.wait(30)
         self.batches.append(len(batch))
         if (batch < 0).any():
             raise ValueError("negative")
@@ -40,21 +35,9 @@ def run(work, test, **options):
         try:
             return await test(batcher)
         finally:
-            work.gate.set()
             await batcher.close()
 
     return asyncio.run(main())
-
-
-def test_results_go_to_their_callers_in_order():
-    async def test(batcher):
-        calls = [batcher.results(numbers(*range(10 * n, 10 * n + 3))) for n in range(6)]
-        return await asyncio.gather(*calls)
-
-    work = Work()
-    found = run(work, test)
-    assert found == [[2.0 * v for v in range(10 * n, 10 * n + 3)] for n in range(6)]
-    assert sum(work.batches) == 18 and max(work.batches) == 4
 
 
 def test_nobody_fails_for_another():
@@ -83,39 +66,6 @@ def test_a_batch_waits_for_others_but_not_for_long():
         assert run(work, test, max_wait_ms=wait, max_batch=2) == ([2.0], [4.0])
         assert work.batches == batches
     assert time.monotonic() - start < 55, "a full batch starts at once"
-
-
-def test_who_gives_up_leaves_the_queue():
-    async def test(batcher):
-        first = asyncio.create_task(batcher.results(numbers(1)))
-        assert await asyncio.to_thread(work.entered.wait, 30)  # at work, behind the gate
-        second = asyncio.create_task(batcher.results(numbers(2, 3)))
-        third = asyncio.create_task(batcher.results(numbers(4)))
-        await asyncio.sleep(0.05)
-        assert len(batcher) == 3
-        second.cancel()
-        await asyncio.wait({second})
-        assert len(batcher) == 1
-        work.gate.set()
-        return await first, await third
-
-    work = Work(opened=False)
-    assert run(work, test) == ([2.0], [8.0]) and work.batches == [1, 1]
-
-
-def test_the_queue_has_an_end():
-    async def test(batcher):
-        first = asyncio.create_task(batcher.results(numbers(1)))
-        assert await asyncio.to_thread(work.entered.wait, 30)
-        rest = asyncio.create_task(batcher.results(numbers(*range(20))))
-        await asyncio.sleep(0)
-        with pytest.raises(BusyError, match="too many"):
-            await batcher.results(numbers(1))
-        work.gate.set()
-        return len(await first + await rest)
-
-    work = Work(opened=False)
-    assert run(work, test) == 21
 
 
 def test_closing_answers_what_waits_and_takes_no_more():

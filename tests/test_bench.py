@@ -3,7 +3,7 @@
 import minibench
 import numpy as np
 import pytest
-from sklearn.metrics import roc_auc_score
+from conftest import percent
 
 from nac_openood import NACDetector
 from nac_openood.detector.batches import balanced_indices, dataset_labels
@@ -75,11 +75,6 @@ def test_out_of_distribution_scores(bench_readings, authors, detector, in_distri
     assert percent(inside, scores) == pytest.approx(reference, abs=0.02 if whole else 0.05)
     if whole:
         assert reference == pytest.approx(authors["metrics"][name]["auroc"], abs=1e-3)
-
-
-def percent(inside, outside):
-    positive = np.concatenate([np.ones(len(inside)), np.zeros(len(outside))])
-    return 100 * roc_auc_score(positive, np.concatenate([inside, outside]))
 
 
 def test_the_plan_agrees_too(bench, bench_readings, authors, detector):

@@ -114,10 +114,7 @@ ONE_OF_TWO = "layers: {a: {}, b: {}}, layer_names: [a]"
         (document("layers: {a: {}}, layer_names: [a, b]"), r"unknown layer in layer_names \['b'\]"),
         (document("layers: {a: {n_bins: 50, M: 60}}"), "has two spellings in"),
         (document("layers: {a: {n_bins: 50.5}}"), r"nac\.yml: n_bins must be a whole number"),
-        (
-            document("layers: auto, n_samples: 5, valid_num: 6"),
-            "n_samples and valid_num are the sam",
-        ),
+        (document("layers: auto, n_samples: 5, valid_num: 6"), "n_samples and valid_num are"),
         (swept("{a: {n_bins: 50}}"), "layer 'a': expected a non-empty list of values for 'n_bins'"),
         (swept("{a: {n_bins: [2]}}"), "n_bins must be at least 4"),
         (swept("{a: {bins: [2]}}"), "unknown sweep setting"),

@@ -72,19 +72,6 @@ def test_unfitted():
         Coverage(CONFIGS).score(readings(2))
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_not_finite_readings_are_counted_in_fit_and_nan_in_score(bad):
-    coverage = Coverage(CONFIGS)
-    coverage.update(readings(10))
-    broken = readings(5, seed=1)
-    broken["shallow"][1][3, 2] = bad
-    score = coverage.score(broken)
-    assert score.isnan().tolist() == [False, False, False, True, False]
-    coverage.update(broken)
-    with pytest.raises(NACError, match=r"'shallow': 1 of 15 fitting samples have NaN or Inf"):
-        coverage.check()
-
-
 def test_bad_readings():
     coverage = Coverage(CONFIGS)
     with pytest.raises(NACError, match="readings of layer 'deep' are missing"):

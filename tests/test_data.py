@@ -26,20 +26,6 @@ X, Y = torch.rand(4, 2), torch.tensor([1, 0, 1, 0])
 
 
 @pytest.mark.parametrize(
-    "item", [{"data": X, "label": Y, "index": 3}, (X, Y), [X, Y, "more"], (X, Y.tolist())]
-)
-def test_labelled_batches(item):
-    batch = as_batch(item)
-    assert torch.equal(batch.data, X)
-    assert torch.equal(batch.label, Y)
-
-
-@pytest.mark.parametrize("item", [X, [X], {"data": X}])
-def test_unlabelled_batches(item):
-    assert as_batch(item).label is None
-
-
-@pytest.mark.parametrize(
     ("item", "message"),
     [
         ({"image": "a.png"}, r"loader must yield tensors .* got dict of image: str"),
@@ -92,13 +78,6 @@ def test_balanced_indices_are_drawn_as_the_authors_draw_them():
         expected += indices[:2]
     assert balanced_indices(labels, 5).tolist() == expected
     assert balanced_indices(labels, 5, seed=2).tolist() != expected
-
-
-def test_classes_with_few_samples():
-    assert (np.array([0, 0, 0, 0, 1])[balanced_indices([0, 0, 0, 0, 1], 6)] == 1).sum() == 1
-    for draw in (lambda: balanced_indices(Y, 1), lambda: next(take_quota([], 1, 2))):
-        with pytest.raises(NACError, match="n_samples=1 is less than one sample for each of the 2"):
-            draw()
 
 
 def test_the_loader_is_only_read_where_needed():

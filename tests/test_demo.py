@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from compare_toy import plain
+from openood_tiny import need_openood, real_openood
 
 from nac_openood.benchmark.methods.table import METHODS, NAC, PYTORCH_OOD
 from nac_openood.benchmark.run.results import Results
@@ -170,12 +171,8 @@ def test_the_quick_ones(copy, capsys):
     assert "ODIN" not in capsys.readouterr().out
 
 
-@pytest.mark.openood
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::UserWarning")
+@real_openood
 def test_openoods_own_baselines(copy):
-    from openood_tiny import need_openood
-
     need_openood()
     out, pytorch = copy
     assert tables(out, "--quick", base=("demo", "--backend", "openood")) == 0
@@ -199,9 +196,7 @@ def test_openoods_own_baselines(copy):
     ],
     ids=["full disk", "ctrl-c"],
 )
-def test_what_stops_it_leaves_nothing_half_written(
-    copy, whole, capsys, monkeypatch, error, code, message
-):
+def test_a_stop_leaves_nothing_half_written(copy, whole, capsys, monkeypatch, error, code, message):
     out, _ = copy
     for method in ("msp", "knn", NAC):
         shutil.rmtree(out / "runs" / "resnet-s0" / method)

@@ -2,10 +2,11 @@
 
 import pickle
 import re
-from html.parser import HTMLParser
+from collections import Counter
 
 import pytest
 import torch
+from pages import Seen
 
 from nac_openood import Explanation, FitSummary, NACDetector, Scores
 from nac_openood.detector.display import share_text
@@ -54,52 +55,30 @@ def test_scores_in_a_few_lines(det, images, labels):
     assert isinstance(unknown, Scores)
 
 
-class Page(HTMLParser):
-    """Counts tags, and checks that they are closed."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.count, self.text = [], {}, ""
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.count[tag] = self.count.get(tag, 0) + 1
-        assert not any(name.startswith("on") for name, _ in attrs)
-        if tag != "img":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
-
-
 def test_verdicts_as_text_and_as_a_table_with_the_images(det, images):
     det.classes_ = ("<b>cat", *map(str, range(1, 10)))
     images = torch.cat([images, torch.full_like(images[:1], float("nan"))])
     found = det.judge(images)
     assert isinstance(found, Verdicts) and len(found) == 4
     out = int(found.out(det.pvalues_.alpha).sum())
-    text, page = repr(found), Page(found._repr_html_())
+    text, page = repr(found), Seen(found._repr_html_())
     caption = f"Verdicts on 25 samples, {out} out-of-distribution (p <= 0.05); the first 10"
     assert text.startswith(caption) and caption in page.text
-    assert len(text.splitlines()) == 12 and page.count == {
+    assert len(text.splitlines()) == 12 and Counter(tag for tag, _ in page.tags) == {
         "div": 1, "p": 1, "table": 1, "thead": 1, "tbody": 1, "tr": 11, "th": 6, "td": 60,
         "b": 10, "img": 10,
     }  # fmt: skip
     names = [line.split()[1] for line in text.splitlines()[2:]]
     assert names == [det.classes_[c] for c in found.prediction[:10].tolist()]
     del images  # nothing keeps them
-    assert "img" not in Page(found._repr_html_()).count
+    assert not Seen(found._repr_html_()).all("img")
 
 
 def test_verdicts_can_be_sent_to_other_processes(det, images):
     found = det.judge(images)
     again = pickle.loads(pickle.dumps(found))
     assert torch.equal(again.score, found.score) and repr(again) == repr(found)
-    assert "img" not in Page(again._repr_html_()).count
+    assert not Seen(again._repr_html_()).all("img")
 
 
 def test_explanations_as_text_and_as_pictures(det, images):
@@ -108,18 +87,18 @@ def test_explanations_as_text_and_as_pictures(det, images):
     why = found[0]
     assert f"score {why.score:.4g}, p = {why.p_value:.2g}" in repr(why)
     assert len(repr(why).splitlines()) == 2 + len(why.contributions)
-    page = Page(found._repr_html_())
-    assert page.count["img"] == 10 and "and 14 more" in page.text
-    alone = Page(why._repr_html_())
-    assert "img" not in alone.count and alone.count["tr"] == 1 + len(why.contributions)
+    page = Seen(found._repr_html_())
+    assert len(page.all("img")) == 10 and "and 14 more" in page.text
+    alone = Seen(why._repr_html_())
+    assert not alone.all("img") and len(alone.all("tr")) == 1 + len(why.contributions)
     for text in (alone.text, repr(why)):
         for name, value in why.contributions.items():
             assert name in text and f"{value:.3g}" in text
         for neurons in why.neurons.values():
             assert all(f"#{n} ({v:.3g})" in text for n, v in neurons.items())
     without = Explanation(0.0, None, {"<i>": 0.0}, {})
-    assert "no p-value" in repr(without) and "<i>" in Page(without._repr_html_()).text
-    assert Page(Explanations()._repr_html_()).text == ""
+    assert "no p-value" in repr(without) and "<i>" in Seen(without._repr_html_()).text
+    assert Seen(Explanations()._repr_html_()).text == ""
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 8, 8), (2, 3, 200, 100), (2, 5), (2, 4, 8, 8)])

@@ -169,7 +169,7 @@ def test_every_kind_of_loader() -> None:
 # ---- errors
 
 
-def test_an_error_in_one_process_is_told_once(here: Path) -> None:
+def test_an_error_in_one_process_is_reported_once(here: Path) -> None:
     """The bad image is in the second batch, which the second process reads."""
     folder = here / "birds_with_a_bad_one"
     shutil.copytree(here / "birds" / "test", folder)
@@ -237,9 +237,7 @@ def test_a_killed_process_ends_the_others(here: Path) -> None:
     assert time.monotonic() - began < 300, "torch itself would wait for half an hour"
     assert [d.returncode for d in done].count(1) == 2, done
     message = "".join(d.stderr for d in done)
-    assert "another process of this job has ended" in message and "Traceback" not in message, (
-        message
-    )
+    assert "another process of this job" in message and "Traceback" not in message, message
     assert not list(here.glob("*killed*")), "nothing is left half-written"
 
 

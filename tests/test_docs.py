@@ -107,8 +107,10 @@ def test_export(here):
     assert names["about"]["classes"] == list("abcdefghij") and names["about"]["alpha"] == 0.05
 
 
-def test_nac_me_runs_and_its_costs_are_those_of_the_benchmark(here):
+def test_nac_me_runs_and_its_costs_are_those_of_the_benchmark(here, capsys):
     names = run_page("checkpoints.md")
+    assert sorted(names["saved"]) == [row.step for row in names["log"]] == [10, 20, 30]
+    assert "(10, " in capsys.readouterr().out
     assert names["ranking"].chosen().name in names["networks"]
     assert (here / "ranking" / "ranking.json").is_file() and (here / "best.pt").is_file()
     assert names["monitor"].history

@@ -75,14 +75,12 @@ def test_other_parts_of_an_algorithm_are_left_out(resnet, tmp_path):
     state = resnet.state_dict()
     sma = {k.replace("network.0.", "network_sma.0.").replace("network.1.", "network_sma.1."): v + 1
            for k, v in state.items() if k.startswith("network.")}  # fmt: skip
-    torch.save(
-        {"model_dict": {**state, **sma, "cdpl.0.weight": torch.zeros(3)}}, tmp_path / "x.pkl"
-    )
+    torch.save({"model_dict": {**state, **sma, "cdpl.weight": torch.zeros(3)}}, tmp_path / "x.pkl")
     net = load_checkpoint(build("resnet18", 7), tmp_path / "x.pkl")
     assert torch.equal(net.fc.weight, resnet.classifier.weight + 1)
 
 
-def test_what_does_not_fit_is_told(resnet, tmp_path):
+def test_what_does_not_fit_is_reported(resnet, tmp_path):
     save(tmp_path / "a.pkl", resnet)
     with pytest.raises(NACError, match=r"size mismatch for fc.weight: .*\[7, 512\].*\[5, 512\]"):
         load_checkpoint(build("resnet18", 5), tmp_path / "a.pkl")

@@ -25,14 +25,11 @@ def scores(even_readings):
 def report(scores, name, p_value=0.0002, classes=((), ()), **more):
     p_values = PValues(scores[ID_VAL])(torch.from_numpy(scores[name])).numpy()
     tests = p_value, 0.0001, None, Interval(0.97, 0.95, 0.99)
-    return drift_report(
-        Drift(*tests, scores[ID_VAL], scores[name], p_values, np.array(classes)), **more
-    )
+    found = Drift(*tests, scores[ID_VAL], scores[name], p_values, np.array(classes))
+    return drift_report(found, **more)
 
 
-def test_the_page_shows_the_distributions_the_tests_and_the_samples(
-    even_readings, scores, tmp_path
-):
+def test_the_page_shows_distributions_tests_and_samples(even_readings, scores, tmp_path):
     samples = even_readings.run.study.scored["textures"]
     names = []
     for row in range(3):

@@ -30,11 +30,6 @@ def resnet(embedded_cache):
     return trained("resnet_embedded", cache=embedded_cache)
 
 
-def accuracy(net, images):
-    with torch.inference_mode():
-        return float((net(images.tensors).argmax(1).numpy() == images.labels).mean())
-
-
 # ---- the images
 
 
@@ -86,9 +81,7 @@ def test_without_the_optional_libraries_there_are_fewer_sets_and_it_says_so(monk
     assert list(fewer.near) == ["digits_8_9"] and not fewer.shifted
     assert list(fewer.far) == ["photos", "portrait", "terrain"]
     assert torch.equal(fewer.far["photos"].tensors, sets.far["photos"].tensors)
-    assert len(messages) == 3 and all(
-        "pip install 'nac-openood[demo]'" in line for line in messages
-    )
+    assert len(messages) == 3 and all("'nac-openood[demo]'" in line for line in messages)
     assert "scikit-image" in messages[-1] and "mlxtend" in messages[0]
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert list(embedded_sets().far) == ["photos"]
@@ -125,13 +118,6 @@ def test_an_earlier_copy_is_replaced_and_other_files_stay(sets, tmp_path):
 
 
 # ---- the networks
-
-
-def test_the_residual_network_learns_its_digits(resnet, sets):
-    assert not resnet.training
-    assert accuracy(resnet, sets.test) >= 0.97
-    if sets.shifted:
-        assert 0.5 < accuracy(resnet, sets.shifted["mnist_0_7"]) < 0.95
 
 
 def test_the_seed_decides_and_the_callers_random_state_stays():

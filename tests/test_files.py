@@ -1,24 +1,19 @@
 """Files are written whole or not at all; what cannot be read is an error that says what to do."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from nac_openood.benchmark.run.results import Results
 from nac_openood.cli.output import show
-from nac_openood.core.layer_config import IntegralConfig
 from nac_openood.errors import FileError
-from nac_openood.evaluation.ranking import (
-    IntegralCandidate,
-    RankedCheckpoint,
-    RankedRun,
-    RankedRuns,
-    Ranking,
-)
+from nac_openood.evaluation.ranking import RankedRun, RankedRuns, Ranking
 from nac_openood.files import read_document, replacing, write_document, write_json, write_text
 from nac_openood.search.recipe import ReadingSet
 from nac_openood.tensor_files import read_tensors, write_tensors
 
+OLD = Path(__file__).parent / "data" / "v0.1"
 DOCUMENTS = {
     Results: ("results.json", "expected the folder of a comparison", "Repeat the comparison"),
     Ranking: ("ranking.json", "expected the folder of a ranking", "Rank again"),
@@ -42,10 +37,7 @@ def test_the_error_says_how_to_get_a_new_file(kind, tmp_path):
 
 
 def test_a_document_of_another_kind(tmp_path):
-    config = IntegralConfig()
-    tried = IntegralCandidate(config, (0.1,), None)
-    ranking = Ranking((RankedCheckpoint("s1", "x", 1, 0.1, 0.5),), (tried,), config, "avgpool", {})
-    RankedRuns((RankedRun("", None, ranking),)).save(tmp_path)
+    RankedRuns((RankedRun("", None, Ranking.load(OLD / "rank")),)).save(tmp_path)
     message = r"holds a ranking of checkpoints \(of nac-openood rank\), expected a comparison"
     with pytest.raises(FileError, match=message):
         Results.load(tmp_path)

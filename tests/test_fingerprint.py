@@ -6,11 +6,9 @@ import types
 
 import pytest
 import torch
-from conftest import SmallNet
 from torch import nn
 from torch.nn import functional as F
 
-from nac_openood import NACDetector
 from nac_openood.errors import NACError
 from nac_openood.network.fingerprint import difference, fingerprint
 
@@ -74,7 +72,7 @@ def test_settings_that_change_what_is_computed(small_net):
         ("act", functools.partial(F.leaky_relu, negative_slope=0.3)),
     ],
 )
-def test_settings_of_ones_own_modules(net, name, value):
+def test_settings_of_user_modules(net, name, value):
     known = fingerprint(net)
     setattr(net, name, value)
     assert difference(known, net) == f"{BUT}another Own.{name}"
@@ -149,12 +147,3 @@ def test_fingerprints_of_earlier_versions(net, small_net):
     assert difference(written, net) == f"{BUT}another Own.power"
     with pytest.raises(NACError, match="no 'structure' and 'weights'"):
         difference({"structure": "x"}, net)
-
-
-def test_readings_of_another_network(small_net, images):
-    readings = NACDetector(small_net, ["avgpool"], rule="nac").read_loader([images])
-    torch.manual_seed(5)
-    other = NACDetector(SmallNet().eval(), ["avgpool"], rule="nac").fit([images])
-    for use in (other.score_readings, other.fit_readings):
-        with pytest.raises(NACError, match="readings are of another network"):
-            use(readings)

@@ -7,11 +7,12 @@ import os
 import re
 import shutil
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from own_project import copied
+from own_project import DATA, NETWORK, copied
 from PIL import Image
 from test_locks import holding
 from torch.utils.data import DataLoader, Subset, TensorDataset
@@ -22,18 +23,19 @@ from nac_openood.search.power import measure_power
 from nac_openood.serving.judge import Judge
 from nac_openood.sources.fitted import drift_of, expand, judge_images, load_fitted
 from nac_openood.sources.networks import build, network_of
+from nac_openood.sources.readers import unlabelled_samples
+from nac_openood.sources.transforms import read_settings
 
-NETWORK = ["--arch", "net.py:make", "--checkpoint", "net.pt"]
-DATA = ["--train", "birds/train", "--val", "birds/val"]
 HEADER = "path,class,confidence,score,p_value,decision"
+TRAIN = DATA[:4]  # without --val
+MADE = ["--detector", "birds.nac", *NETWORK]
 
 
 @pytest.fixture(scope="module")
 def project(own_project, tmp_path_factory):
     """A copy of `own_project` with a detector, birds.nac."""
     with copied(own_project, tmp_path_factory.mktemp("fitted") / "place") as project:
-        options = [*NETWORK, "--transform", "transform.yml", *DATA, "--test", "birds/test"]
-        assert main(["fit", *options, "--out", "birds.nac", "--device", "cpu"]) == 0
+        assert fit("--test", "birds/test", "--out", "birds.nac") == 0
     return project
 
 
@@ -43,16 +45,21 @@ def here(project, monkeypatch):
     return project
 
 
-def fit(*arguments):
-    return main(["fit", *arguments, "--device", "cpu"])
+def fit(*arguments, data=DATA):
+    """Fit on the network and the images of the project; later options replace earlier ones."""
+    return main(["fit", *NETWORK, *data, *map(str, arguments)])
 
 
 def score(*arguments):
-    return main(["score", "--detector", "birds.nac", *NETWORK, "--device", "cpu", *arguments])
+    return main(["score", *MADE, *arguments])
 
 
 def table(text):
     return list(csv.DictReader(io.StringIO(text)))
+
+
+def loaded(path):
+    return NACDetector.load(path, network_of("net.py:make", 4, "net.pt"))
 
 
 # ---- fit
@@ -60,8 +67,7 @@ def table(text):
 
 def test_fit_prints_what_one_needs_to_know(here, tmp_path, capsys):
     out = tmp_path / "any.extension"
-    options = [*NETWORK, "--transform", "transform.yml", *DATA, "--test", "birds/test"]
-    assert fit(*options, "--alpha", "0.1", "--out", str(out)) == 0
+    assert fit("--test", "birds/test", "--alpha", "0.1", "--out", out) == 0
     caught = capsys.readouterr()
     lines = dict(line.split(maxsplit=1) for line in caught.out.splitlines() if " " in line)
     assert lines["network"] == "net.py:make, 4 classes, weights of net.pt"
@@ -72,7 +78,7 @@ def test_fit_prints_what_one_needs_to_know(here, tmp_path, capsys):
     assert lines["mistakes"] == "the network makes none on validation samples"
     assert lines["threshold"].endswith("that is p <= 0.1") and caught.err == ""
     assert "alarms  p <= 0.1: " in caught.out and "of 80 samples" in caught.out
-    det = NACDetector.load(out, network_of("net.py:make", 4, "net.pt"))
+    det = loaded(out)
     assert det.classes_ == ("bluejay", "cardinal", "goldfinch", "parrot")
     assert det.rule == "nac_plus" and det.calibrated_
     assert det.notes_["arch"] == "net.py:make"
@@ -82,47 +88,40 @@ def test_fit_prints_what_one_needs_to_know(here, tmp_path, capsys):
 
 
 def test_fit_holds_out_validation_images(here, tmp_path, capsys):
-    options = [*NETWORK, "--transform", "transform.yml", "--train", "birds/train"]
-    assert fit(*options, "--rule", "nac", "--layers", "pool", "--out", str(tmp_path / "d")) == 0
+    out = tmp_path / "d"
+    assert fit("--rule", "nac", "--layers", "pool", "--out", out, data=TRAIN) == 0
     caught = capsys.readouterr()
     assert "fitted on     192 training samples" in caught.out and "of 48 validation" in caught.out
     assert "not measured: pass --test" in caught.out
     assert "no --val, so a fifth of --train is held out in its place" in caught.err
-    assert NACDetector.load(tmp_path / "d", network_of("net.py:make", 4, "net.pt")).rule == "nac"
+    assert loaded(out).rule == "nac"
 
 
 def test_fit_takes_a_loader_of_the_users_code(here, tmp_path, capsys):
-    options = [*NETWORK, "--transform", "transform.yml", "--out", str(tmp_path / "d")]
-    assert fit(*options, "--train", "net.py:birds") == 0
+    out = tmp_path / "d"
+    assert fit("--train", "net.py:birds", "--out", out, data=TRAIN) == 0
     plain = capsys.readouterr().out
-    assert fit(*options, "--train", "net.py:loaded") == 0
+    assert fit("--train", "net.py:loaded", "--out", out, data=TRAIN) == 0
     assert capsys.readouterr().out == plain and "fitted on     192 training samples" in plain
-    det = NACDetector.load(tmp_path / "d", network_of("net.py:make", 4, "net.pt"))
-    assert det.classes_ == ("bluejay", "cardinal", "goldfinch", "parrot")
+    assert loaded(out).classes_ == ("bluejay", "cardinal", "goldfinch", "parrot")
 
 
 def test_no_input_is_overwritten(here, capsys):
-    for name, message in (
-        ("net.pt", "net.pt"),
-        ("net.py", "net.py:make"),
-        ("birds/../net.pt", "net.pt"),
-    ):
-        options = [*NETWORK, "--transform", "transform.yml", *DATA, "--out", name]
-        assert fit(*options) == 1
-        assert f"--out would overwrite {message}. Name another file" in capsys.readouterr().err
+    for name in ("net.pt", "net.py", "birds/../net.pt"):
+        assert fit("--out", name) == 1
+        message = rf"--out would overwrite {Path(name).name}(:make)?\. Name another file"
+        assert re.search(message, capsys.readouterr().err)
     assert score("birds/test", "--gallery", "net.pt") == 1
     assert "--gallery would overwrite net.pt. Name another file" in capsys.readouterr().err
     assert score("birds/test", "--monitor", "both", "--gallery", "both") == 1
     assert "--gallery would overwrite both. Name another file" in capsys.readouterr().err
 
 
-def test_suspicious_fits_are_told(here, tmp_path, capsys):
+def test_suspicious_fits_are_reported(here, tmp_path, capsys):
     torch.manual_seed(3)
-    net = network_of("net.py:make", 4)
-    torch.save(net.state_dict(), tmp_path / "random.pt")
-    out = ["--out", str(tmp_path / "d"), "--transform", "transform.yml"]
-    options = ["--arch", "net.py:make", "--checkpoint", str(tmp_path / "random.pt")]
-    assert fit(*options, *DATA, *out) == 0
+    torch.save(network_of("net.py:make", 4).state_dict(), tmp_path / "random.pt")
+    out = ["--out", tmp_path / "d"]
+    assert fit("--checkpoint", tmp_path / "random.pt", *out) == 0
     message = capsys.readouterr()
     assert "no better than chance (25.0%). Check the weights" in message.err
     assert re.search(r"mistakes +finds \d+% of 90 wrong predictions \(AUROC \d+\.\d\)", message.out)
@@ -132,49 +131,44 @@ def test_suspicious_fits_are_told(here, tmp_path, capsys):
     for name in ("head.weight", "head.bias"):
         state[name] = state[name].roll(1, 0)
     torch.save(state, tmp_path / "rolled.pt")
-    options = ["--arch", "net.py:make", "--checkpoint", str(tmp_path / "rolled.pt")]
-    assert fit(*options, *DATA, *out) == 0
+    assert fit("--checkpoint", tmp_path / "rolled.pt", *out) == 0
     message = capsys.readouterr().err
     assert "right on 0.0% of validation samples, but would be on 100.0% if its classes" in message
 
     # test images that are not like the validation images
-    options = [*NETWORK, *DATA, "--test", str(tmp_path / "odd")]
     for name in ("bluejay", "cardinal"):
         shutil.copytree("stripes", tmp_path / "odd" / name)
-    assert fit(*options, *out) == 0
+    assert fit("--test", tmp_path / "odd", *out) == 0
     message = capsys.readouterr().err
     assert "100.0% of test samples are called out-of-distribution, clearly more" in message
 
 
 @pytest.mark.parametrize(("option", "name"), [("--val", "validation"), ("--test", "test")])
-def test_images_that_are_training_images_are_told(here, tmp_path, capsys, option, name):
-    options = [*NETWORK, "--transform", "transform.yml", *DATA, option, "birds/../birds/train"]
-    assert fit(*options, "--out", str(tmp_path / "d")) == 0
+def test_images_that_are_training_images_are_reported(here, tmp_path, capsys, option, name):
+    assert fit(option, "birds/../birds/train", "--out", tmp_path / "d") == 0
     assert f"240 {name} images are training images, too" in capsys.readouterr().err
 
 
 def test_fit_without_images_that_cannot_be_read(here, tmp_path, capsys):
     shutil.copytree("birds/train", tmp_path / "train")
     (tmp_path / "train/parrot/bad.png").write_text("no image")
-    options = [*NETWORK, "--transform", "transform.yml", "--train", str(tmp_path / "train")]
-    out = ["--val", "birds/val", "--out", str(tmp_path / "d")]
-    assert fit(*options, *out) == 1
+    options = ["--train", tmp_path / "train", "--out", tmp_path / "d"]
+    assert fit(*options) == 1
     assert "bad.png cannot be read" in capsys.readouterr().err
-    assert fit(*options, *out, "--skip-bad") == 0
+    assert fit(*options, "--skip-bad") == 0
     message = capsys.readouterr().out
     assert "left out of train: 1 of 241 images" in message and "fitted on     240" in message
 
 
-def test_few_samples_and_other_classes_are_told(here, tmp_path, capsys):
+def test_few_samples_and_other_classes_are_reported(here, tmp_path, capsys):
     for part, count in (("train", 8), ("val", 30)):
         for name in ("bluejay", "cardinal"):
             folder = tmp_path / part / name
             folder.mkdir(parents=True)
             for number in range(count):
                 shutil.copy(f"birds/{part}/{name}/{number}.png", folder)
-    options = ["--arch", "net.py:four", "--checkpoint", "net.pt", "--transform", "transform.yml"]
-    data = ["--train", str(tmp_path / "train"), "--val", str(tmp_path / "val")]
-    assert fit(*options, *data, "--out", str(tmp_path / "d")) == 0
+    data = ["--train", tmp_path / "train", "--val", tmp_path / "val"]
+    assert fit("--arch", "net.py:four", *data, "--out", tmp_path / "d") == 0
     message = capsys.readouterr().err
     assert "the data has 2 classes and the network 4. Are these the images" in message
     assert "2 of 2 classes have fewer than 10 fitting samples, as few as 8" in message
@@ -183,17 +177,15 @@ def test_few_samples_and_other_classes_are_told(here, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([*NETWORK, *DATA], "no transform is known for net.py:make: pass --transform"),
-        ([*NETWORK, *DATA, "--out", "no/folder/d"], "there is no folder no/folder"),
-        ([*NETWORK, *DATA, "--alpha", "5"], "--alpha must lie between 0 and 1, got 5.0"),
-        ([*NETWORK, *DATA, "--layers", "stemm"], "stemm"),
-        ([*NETWORK, "--train", "birds/train", "--val", "stripes"], "are not in class folders"),
+        (["--transform", "auto"], "no transform is known for net.py:make: pass --transform"),
+        (["--out", "no/folder/d"], "there is no folder no/folder"),
+        (["--alpha", "5"], "--alpha must lie between 0 and 1, got 5.0"),
+        (["--layers", "stemm"], "stemm"),
+        (["--val", "stripes"], "are not in class folders"),
     ],
 )
 def test_errors_of_fit(here, tmp_path, arguments, message, capsys):
-    more = [] if "pass --transform" in message else ["--transform", "transform.yml"]
-    out = [] if "--out" in arguments else ["--out", str(tmp_path / "d")]
-    assert fit(*arguments, *more, *out) == 1
+    assert fit("--out", tmp_path / "d", *arguments) == 1
     assert message in capsys.readouterr().err and not (tmp_path / "d").exists()
 
 
@@ -207,7 +199,7 @@ def test_a_table_and_nothing_else(here, capsys):
     rows = table(caught.out)
     paths = [row["path"] for row in rows]
     assert len(rows) == 100 and paths[:80] == sorted(paths[:80])
-    det = NACDetector.load("birds.nac", network_of("net.py:make", 4, "net.pt"))
+    det = loaded("birds.nac")
     for row in rows:
         assert (row["decision"] == "out") == (float(row["p_value"]) <= 0.05)
         assert row["class"] in det.classes_ and 0 < float(row["confidence"]) <= 1
@@ -215,12 +207,12 @@ def test_a_table_and_nothing_else(here, capsys):
     assert all(row["class"] in row["path"] for row in birds)
     assert {row["decision"] for row in stripes} == {"out"}
     assert sum(row["decision"] == "out" for row in birds) < 15
-    score_of = float(rows[0]["score"])
-    from nac_openood.sources.readers import unlabelled_samples
-    from nac_openood.sources.transforms import read_settings
-
     images = unlabelled_samples("birds/test", read_settings("transform.yml").transform())
-    assert float(det.score(images[0]["data"][None])) == pytest.approx(score_of, rel=1e-5)
+    judged = det.judge(torch.stack([image["data"] for image in images]))
+    # another batch is rounded differently, which may move a sample by one rank of 60
+    for name, close in (("score", 1e-4), ("p_value", 0.017)):
+        shown = [float(row[name]) for row in birds]
+        assert getattr(judged, name).tolist() == pytest.approx(shown, abs=close)
 
 
 def test_alpha_and_batch_size_and_workers(here, capsys):
@@ -294,10 +286,7 @@ def test_the_gallery_shows_the_most_suspicious(here, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--checkpoint", "net.pt"], "loaded only if you pass --arch"),
-        (
-            ["--arch", "net.py:make"],
-            "with the weights of net.pt: pass them, too, --checkpoint net.pt",
-        ),
+        (["--arch", "net.py:make"], "with the weights of net.pt: pass them, too, --checkpoint"),
         ([*NETWORK, "--transform", "other.yml"], "was fitted with a different transform"),
         ([*NETWORK, "--transform", "net.py:to_tensor"], "was fitted with a different transform"),
         (["--arch", "resnet_embedded", "--checkpoint", "net.pt"], "does not fit SmallResNet"),
@@ -361,16 +350,15 @@ def test_two_commands_cannot_use_one_monitor(here, tmp_path, capsys):
     assert "no alarm after 1 inputs" in capsys.readouterr().err
 
 
-def test_an_alarm_that_can_never_happen_is_told(here, tmp_path, capsys):
-    given = ["--detector", "birds.nac", *NETWORK, "--device", "cpu", "--alpha", "0.01"]
+def test_an_alarm_that_can_never_happen_is_reported(here, tmp_path, capsys):
+    given = [*MADE, "--alpha", "0.01"]
     never = pytest.warns(UserWarning, match="at p <= 0.01: it is compared with 60 .* 99 are needed")
     for words in (["score", "stripes/1.png"], ["export", "--out", str(tmp_path / "x.pt2")]):
         with never:
             assert main([words[0], *given, *words[1:]]) == 0
     # a selection does not use --alpha
     assert main(["score", *given, "--fdr", "0.5", "stripes", "birds/test"]) == 0
-    fit = ["fit", *NETWORK, *DATA, "--transform", "transform.yml", *given[-4:]]
-    assert main([*fit, "--out", str(tmp_path / "x.nac")]) == 0
+    assert fit("--alpha", "0.01", "--out", tmp_path / "x.nac") == 0
     assert "threshold     none: no image can be out at p <= 0.01" in capsys.readouterr().out
 
 
@@ -384,25 +372,24 @@ def test_classes_of_one_name_stay_apart(here, capsys):
 
 
 def test_drift_of_a_folder(here, tmp_path, capsys):
-    options = ["--detector", "birds.nac", *NETWORK, "--device", "cpu"]
-    assert main(["drift", *options, "birds/test"]) == 0
+    assert main(["drift", *MADE, "birds/test"]) == 0
     message = capsys.readouterr().out
     assert "no sign of drift in these 80 samples" in message and "compared with  60" in message
-    assert main(["drift", *options, "stripes", "--out", str(tmp_path / "drift.html")]) == 0
+    assert main(["drift", *MADE, "stripes", "--out", str(tmp_path / "drift.html")]) == 0
     message = capsys.readouterr().out
     page = (tmp_path / "drift.html").read_text()
     assert "Drift: these 20 samples differ" in page and page.count("data:image/png") >= 20
     assert "DRIFT: these" in message and "are not like the calibration data (p = 0.00" in message
-    assert main(["drift", *options, "stripes", "--out", "birds.nac"]) == 1
+    assert main(["drift", *MADE, "stripes", "--out", "birds.nac"]) == 1
     assert "--out would overwrite birds.nac. Name another file" in capsys.readouterr().err
-    assert main(["drift", *options, "stripes", "nothing.png"]) == 1
+    assert main(["drift", *MADE, "stripes", "nothing.png"]) == 1
     assert "cannot read nothing.png (No such file or directory)" in capsys.readouterr().err
 
 
 def test_the_image_size_is_that_of_the_fit(here, tmp_path, capsys):
     (tmp_path / "t.yml").write_text("mean: 0.5\nstd: 0.25\n")  # images keep their 36 pixels
     detector, out = str(tmp_path / "d"), str(tmp_path / "d.pt2")
-    assert fit(*NETWORK, "--transform", str(tmp_path / "t.yml"), *DATA, "--out", detector) == 0
+    assert fit("--transform", tmp_path / "t.yml", "--out", detector) == 0
     capsys.readouterr()
     assert main(["export", "--detector", detector, *NETWORK, "--out", out]) == 0
     message = capsys.readouterr()
@@ -414,8 +401,8 @@ def test_the_image_size_is_that_of_the_fit(here, tmp_path, capsys):
 
 def test_export_writes_a_program_that_agrees(here, tmp_path, capsys):
     out = tmp_path / "birds.pt2"
-    options = ["--detector", "birds.nac", *NETWORK, "--device", "cpu", "--alpha", "0.1"]
-    assert main(["export", *options, "--out", str(out)]) == 0
+    options = ["export", *MADE, "--alpha", "0.1", "--out"]
+    assert main([*options, str(out)]) == 0
     assert "takes images [batch, 3, 32, 32]" in capsys.readouterr().out
     program = torch.export.load(out).module()
     pipeline = load_fitted("birds.nac", arch="net.py:make", weights="net.pt")
@@ -424,7 +411,7 @@ def test_export_writes_a_program_that_agrees(here, tmp_path, capsys):
     outputs, expected = program(x), pipeline.detector.judge(x)
     torch.testing.assert_close(outputs["p_value"], expected.p_value)
     assert outputs["decision"].tolist() == [True]
-    assert main(["export", *options, "--out", "birds.pickle"]) == 1
+    assert main([*options, "birds.pickle"]) == 1
     assert "expected a name that ends in .onnx" in capsys.readouterr().err
 
 
@@ -474,27 +461,24 @@ def test_shards_with_such_names_are_merged(hostile, tmp_path, capsys):
 # ---- images and networks that do not go together
 
 
+FLAT = """
+from torch import nn
+from torchvision.transforms import ToTensor
+def flat(n_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(3888, 8), nn.ReLU(), nn.Linear(8, n_classes))
+def tensor(image):
+    return ToTensor()(image)
+"""
+
+
 def test_images_of_a_shape_that_the_network_cannot_take_are_named(here, tmp_path, capsys):
-    (tmp_path / "code.py").write_text(
-        "from torch import nn\n"
-        "from torchvision.transforms import ToTensor\n"
-        "def flat(n_classes):\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(3888, 8), nn.ReLU(), nn.Linear(8, n_classes))\n"
-        "def tensor(image):\n    return ToTensor()(image)\n"
-    )
+    (tmp_path / "code.py").write_text(FLAT)
     torch.manual_seed(0)
     code, out = f"{tmp_path / 'code.py'}", str(tmp_path / "flat.nac")
     torch.save(build(f"{code}:flat", 4).state_dict(), tmp_path / "flat.pt")
-    options = [
-        "--arch",
-        f"{code}:flat",
-        "--checkpoint",
-        str(tmp_path / "flat.pt"),
-        "--device",
-        "cpu",
-    ]
-    options += ["--transform", f"{code}:tensor"]
-    assert main(["fit", *options, *DATA, "--out", out]) == 0
+    options = ["--arch", f"{code}:flat", "--checkpoint", str(tmp_path / "flat.pt")]
+    options += ["--transform", f"{code}:tensor", "--device", "cpu"]
+    assert fit(*options, "--out", out) == 0
     capsys.readouterr()
     (tmp_path / "new").mkdir()
     for name, side in (("a", 36), ("b", 40), ("c", 36)):
@@ -514,8 +498,8 @@ def test_the_checkpoint_is_asked_for_at_once(here, tmp_path, capsys, monkeypatch
     out = str(tmp_path / "d.nac")
     torch.manual_seed(0)
     torch.save(build("resnet_embedded", 4).state_dict(), "small.pt")
-    options = ["--arch", "resnet_embedded", "--checkpoint", "small.pt", "--device", "cpu", *DATA]
-    assert main(["fit", *options, "--out", out]) == 0
+    options = ["--arch", "resnet_embedded", "--checkpoint", "small.pt", "--device", "cpu"]
+    assert main(["fit", *options, *DATA[2:], "--out", out]) == 0
     message = capsys.readouterr().out
     assert "transform     the network's own" in message
     commands = [["score", "stripes"], ["export"], ["drift", "stripes"]]
@@ -528,20 +512,17 @@ def test_the_checkpoint_is_asked_for_at_once(here, tmp_path, capsys, monkeypatch
     assert len(table(capsys.readouterr().out)) == 20
 
 
-def test_validation_data_far_below_the_training_data_is_told(here, tmp_path, capsys):
+def test_validation_data_far_below_the_training_data_is_reported(here, tmp_path, capsys):
     rows, rolled = ["path,label"], ["path,label"]
     for number, path in enumerate(sorted((here / "birds/val").rglob("*.png"))):
         rows.append(f"{path},{'parrot' if number % 3 else path.parent.name}")
         rolled.append(f"{path},{(number // 30 + 1) % 4}")
     (tmp_path / "val.csv").write_text("\n".join(rows))
     (tmp_path / "rolled.csv").write_text("\n".join(rolled))
-    options = [*NETWORK, "--transform", "transform.yml", "--train", "birds/train"]
-    options += ["--val", str(tmp_path / "val.csv"), "--out", str(tmp_path / "d")]
+    options = ["--val", tmp_path / "val.csv", "--out", tmp_path / "d"]
     assert fit(*options) == 1 and not (tmp_path / "d").exists()
     message = capsys.readouterr().err
-    assert (
-        "far below the 100.0% of training samples (standard error of the difference: 4." in message
-    )
+    assert "far below the 100.0% of training samples (standard error" in message
     assert "Nothing was written; --force writes the detector anyway" in message
     assert fit(*options, "--force") == 0 and (tmp_path / "d").exists()
     assert fit(*options, "--val", str(tmp_path / "rolled.csv")) == 1
@@ -549,16 +530,18 @@ def test_validation_data_far_below_the_training_data_is_told(here, tmp_path, cap
     assert "far below the 100.0%" in message and "100.0% if its classes had another" in message
 
 
-def test_low_accuracy_with_a_published_transform_and_own_weights_is_told(here, tmp_path, capsys):
+def test_low_accuracy_with_a_published_transform_and_own_weights_is_reported(
+    here, tmp_path, capsys
+):
     torch.manual_seed(0)
     torch.save(build("resnet_embedded", 4).state_dict(), "small.pt")
-    options = ["--arch", "resnet_embedded", "--checkpoint", "small.pt", *DATA]
-    assert fit(*options, "--out", str(tmp_path / "d")) == 0
+    options = ["--arch", "resnet_embedded", "--checkpoint", "small.pt", "--transform", "auto"]
+    assert fit(*options, "--out", tmp_path / "d") == 0
     message = capsys.readouterr().err
     assert re.search(r"is right on 2\d\.\d% of training samples, with the transform .*own", message)
 
 
-def test_little_power_is_told(here):
+def test_little_power_is_reported(here):
     net = network_of("net.py:make", 4, "net.pt")
     det = NACDetector(net)
     draw = torch.Generator().manual_seed(0)

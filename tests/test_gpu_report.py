@@ -1,7 +1,6 @@
 """`scripts/gpu_report.py`, tried on a CPU with tiny sizes."""
 
 import os
-import subprocess
 
 import pytest
 import torch
@@ -22,18 +21,14 @@ def test_one_command_writes_a_report(tmp_path, capsys):
     assert "This is not a report about a GPU." in text
     assert "Tables 1 and 2 were not run" in text
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| nac")]
-    assert [(row[0], row[2]) for row in rows] == [
-        ("| nac", "0"),
-        ("| nac_plus", "0"),
-        ("| nac_plus_1", "0"),
-    ]
+    assert [f"{row[0]} {row[2]}" for row in rows] == ["| nac 0", "| nac_plus 0", "| nac_plus_1 0"]
     assert all(int(row[1].replace(",", "")) > 10_000 for row in rows)
     assert "| plain forward | 1.00 x |" in text and "| ours, autocast=bfloat16 |" in text
     assert f"- torch: {torch.__version__}" in text
     assert "paste it into an issue" in capsys.readouterr().out
 
 
-def test_different_counts_are_told(tmp_path, monkeypatch):
+def test_different_counts_are_reported(tmp_path, monkeypatch):
     def broken(self, device, **options):
         return self._map(lambda tensor: tensor + 1)
 
@@ -65,6 +60,5 @@ def test_tables_are_where_their_drivers_write_them():
     for script, folders in gpu_report.TABLES.values():
         path = SCRIPTS / script
         assert os.access(path, os.X_OK)
-        assert subprocess.run(["bash", "-n", path]).returncode == 0
         texts = [path.read_text().replace("$id", data) for data in ("cifar10", "cifar100")]
         assert all(f"--out ./results/{folder} " in "".join(texts) for folder in folders)

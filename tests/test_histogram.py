@@ -107,20 +107,6 @@ def test_fast_and_literal_agree(fit, test, m, full_count):
     np.testing.assert_allclose(ours.numpy(), oracle.scores(fit, test, m, full_count), rtol=1e-6)
 
 
-@given(states(st.integers(2, 30)), st.integers(1, 29), st.randoms(use_true_random=False))
-def test_batches_and_order_do_not_matter(fit, cut, random):
-    whole = fitted(torch.from_numpy(fit), 50)
-    order = list(range(len(fit)))
-    random.shuffle(order)
-    first, rest = order[:cut], order[cut:]
-    parts = fitted(torch.from_numpy(fit[first]), 50)
-    if rest:
-        parts.update(torch.from_numpy(fit[rest]))
-    assert torch.equal(parts.counts, whole.counts)
-    assert parts.n_samples == whole.n_samples == len(fit)
-    assert (whole.counts.sum(dim=1) == len(fit)).all()
-
-
 def test_states_of_another_layer_are_refused():
     with pytest.raises(NACError, match=r"expected states of shape \[batch, 3\], got \[5, 4\]"):
         Histogram.empty(3, 50, CPU).update(torch.rand(5, 4))

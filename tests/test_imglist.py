@@ -74,7 +74,6 @@ def transform_for(arch, benchmark, weights=None):
 
 
 def test_torchvision_networks_bring_their_transform_on_imagenet():
-    assert transform_for("inception_v3", "imagenet")(PICTURE).shape == (3, 299, 299)
     ours = benchmark_named("imagenet").transform()(PICTURE)
     torch.testing.assert_close(transform_for("resnet50", "imagenet")(PICTURE), ours)
     assert transform_for("resnet50", "cifar10")(PICTURE).shape == (3, 32, 32)
@@ -82,7 +81,6 @@ def test_torchvision_networks_bring_their_transform_on_imagenet():
         transform_for("resnet50", "imagenet", f"torchvision:IMAGENET1K_V{v}") for v in (1, 2)
     )
     assert first.resize_size == [256] and second.resize_size == [232]
-    assert repr(transform_for("resnet50", "imagenet", "best.ckpt")) == repr(first)
 
 
 def test_timm_networks_see_imagenet_as_they_were_trained():

@@ -12,7 +12,6 @@ import pytest
 import torch
 from conftest import SmallNet
 from interruptions import ctrl_c, fault, full_disk, in_a_child, kill, small_files
-from PIL import Image
 
 from nac_openood import NACDetector, files, tensor_files
 from nac_openood.analysis.finding import Finding
@@ -130,9 +129,7 @@ IN_PARTS = {
 
 
 def content(folder):
-    return {
-        p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()
-    }
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 @pytest.fixture
@@ -224,21 +221,6 @@ def test_a_disk_that_is_nearly_full(start, name):
     largest = max(map(len, new.values()))
     for most in (0, 1, largest // 2, largest - 1):
         begun_again(folder, old)
-        with (
-            pytest.raises((FileError, UserWarning), match="cannot|File too large"),
-            small_files(most),
-        ):
+        with pytest.raises((FileError, UserWarning), match="cannot|too large"), small_files(most):
             WRITERS[name](folder, 2)
         check(folder, old, new, name)
-
-
-def test_faults_do_strike(tmp_path):
-    """A file that is not written atomically fails these tests."""
-    (tmp_path / "x").write_text("old")
-    with pytest.raises(OSError, match="No space left"), fault(tmp_path, 1, full_disk):
-        (tmp_path / "x").write_text("new")
-    with pytest.raises(OSError, match="File too large"), small_files(2):
-        (tmp_path / "x").write_text("new")
-    assert (tmp_path / "x").read_text() == "ne"
-    Image.new("RGB", (2, 2)).save(tmp_path / "x.png")
-    assert in_a_child(lambda: os.kill(os.getpid(), signal.SIGKILL)) == -signal.SIGKILL

@@ -18,6 +18,7 @@ from nac_openood.benchmark.methods.scorer import MethodInputs
 from nac_openood.benchmark.methods.table import LATER_METHODS, METHODS, chosen_methods
 from nac_openood.benchmark.run.network import FeatureBatches, Features
 from nac_openood.core.metrics import auroc
+from nac_openood.errors import NACError
 from nac_openood.network.head import Head
 from nac_openood.plugin.source import openood_ready
 from nac_openood.sources.checkpoints import Checkpoint
@@ -83,10 +84,8 @@ def test_formulas_by_hand(toy):
     scores = {m: scored(m, head, sets, search=False)[1]["test"] for m in ("fdbd", "nci", "mds_pp")}
     for i in range(len(x)):
         others = [c for c in range(5) if c != best[i]]
-        distances = [
-            (logits[i, best[i]] - logits[i, c]) / (weight[best[i]] - weight[c]).norm()
-            for c in others
-        ]
+        gap, apart = logits[i, best[i]] - logits[i], (weight[best[i]] - weight).norm(dim=1)
+        distances = [gap[c] / apart[c] for c in others]
         expected = float(sum(distances) / (x[i] - mean).norm())
         assert scores["fdbd"][i] == pytest.approx(expected, rel=1e-4)
         projected = float(weight[best[i]] @ (x[i] - mean) / (x[i] - mean).norm())
@@ -165,7 +164,9 @@ def test_selections():
     assert not {"odin", "iodin", "adascale_a"} & set(names["fast"])
     assert chosen_methods(["all"]) == [*METHODS.values(), *LATER_METHODS.values()]
     assert [row.name for row in chosen_methods(["fdbd", "paper"])] == ["fdbd", *names["paper"]]
-    assert chosen_methods("msp,fdbd") == chosen_methods(["msp", "fdbd"])
+    assert chosen_methods("msp,fdbd") == chosen_methods(["MSP", "fdbd", "msp"])
+    with pytest.raises(NACError, match="at least one method"):
+        chosen_methods([])
 
 
 # ---- against OpenOOD, on a real network's features

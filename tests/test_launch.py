@@ -98,7 +98,7 @@ def test_a_registration_of_the_caller_stays(write, calls, monkeypatch):
     assert calls == []
 
 
-def test_an_openood_that_cannot_be_imported_is_told(write, monkeypatch):
+def test_an_openood_that_cannot_be_imported_is_reported(write, monkeypatch):
     monkeypatch.setattr(registration, "register", register)
     monkeypatch.setitem(sys.modules, "openood", None)  # as if it were not installed
     for use in (register, lambda: run_script(str(write("pass")), [])):
@@ -116,7 +116,7 @@ def test_compat_is_there_if_wanted(write, wanted, capsys):
     assert int(capsys.readouterr().out) == (len(needed) if wanted else 0)
 
 
-def test_a_missing_script_is_told():
+def test_a_missing_script_is_reported():
     with pytest.raises(NACError, match=r"such as scripts/eval_ood.py, but no/such.py does not"):
         run_script("no/such.py", [])
 

@@ -102,15 +102,6 @@ def test_wrappers_are_seen_through_and_keep_the_pooling_rule(chain):
         assert torch.equal(plain[name].gradient, through[name].gradient)
 
 
-def test_a_network_of_ones_own_works_by_path():
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(36, 3))
-    assert recognize(net) is None
-    detector = NACDetector(net, {"0": LayerConfig(), "2": LayerConfig()})
-    detector.fit([torch.randn(8, 3, 5, 5)])
-    assert detector.rule_.histograms["0"].neurons == 4
-    assert detector.rule_.histograms["2"].neurons == 36
-
-
 def test_choices_that_cannot_be_read_are_explained(small_net):
     net = Wrapper("trunk", nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
     wrapped = Wrapper("module", small_net)

@@ -1,4 +1,4 @@
-"""Two commands in one folder: the second is told, and a lock ends with its process."""
+"""Two commands in one folder: the second is refused, and a lock ends with its process."""
 
 import os
 import signal
@@ -29,9 +29,8 @@ with locked(sys.argv[1]):
 def holding(path):
     """A process that has locked a folder or a file."""
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, path, root], stdout=subprocess.PIPE, text=True
-    )
+    words = [sys.executable, "-c", HOLD, path, root]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "locked\n"
     yield process
     process.kill()
@@ -47,10 +46,7 @@ def holder(tmp_path):
 
 def test_another_process_waits_until_the_first_is_dead(holder, tmp_path, capsys):
     out = tmp_path / "out"
-    with (
-        pytest.raises(FileError, match="another command is using .*out. Wait until"),
-        locked(out),
-    ):
+    with pytest.raises(FileError, match="another command is using .*out. Wait until"), locked(out):
         pass
     assert main(["search", "--readings", "nowhere", "--out", str(out)]) == 1
     assert "choose another folder with --out." in capsys.readouterr().err

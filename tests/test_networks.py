@@ -1,4 +1,4 @@
-"""Networks by description: code of one's own, exported programs, timm, Hugging Face."""
+"""Networks by description: the user's code, exported programs, timm, Hugging Face."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Data of one's own: folders of classes, CSV lists, datasets of one's own code."""
+"""The user's data: folders of classes, CSV lists, datasets from code."""
 
 import csv
 
@@ -86,21 +86,17 @@ def test_wrong_lists(tmp_path, rows, message):
         labelled_samples(write_list(tmp_path / "a.csv", rows), TRANSFORM, CLASSES)
 
 
-def test_an_empty_list(tmp_path):
-    (tmp_path / "a.csv").write_text("")
-    with pytest.raises(NACError, match="a first line with path and label, got nothing"):
-        labelled_samples(tmp_path / "a.csv", TRANSFORM, CLASSES)
-
-
 def test_wrong_sets(birds, tmp_path):
     one = write_list(tmp_path / "one.csv", [("a.png", "wren"), ("b.png", "wren")])
     two = write_list(tmp_path / "two.csv", [("a.png", "wren"), ("b.png", "owl")])
+    (tmp_path / "empty.csv").write_text("")
     other = write_list(tmp_path / "other.csv", [("a.png", "0")], ("file", "label"))
     twice = write_list(tmp_path / "twice.csv", [("a.png", "b.png", "0")], ("path", "path", "label"))
     for train, options, message in (
         ("nowhere.csv", {}, "nowhere.csv cannot be read: No such file"),
         (other, {}, "a first line with path and label, got file, label"),
         (twice, {}, "a first line with path and label, got path, path, label"),
+        (tmp_path / "empty.csv", {}, "a first line with path and label, got nothing"),
         (one, {}, "has one class only, wren: expected"),
         (two, {"val": birds / "val"}, "has samples of class bluejay, cardinal, goldfinch, parrot"),
         (birds / "train", {"near": [f"a={birds}"], "far": [f"a={birds}"]}, "a different name for"),
@@ -142,7 +138,7 @@ def code(tmp_path):
     return f"{tmp_path / 'data.py'}:"
 
 
-def test_datasets_of_ones_own_code(code):
+def test_datasets_from_user_code(code):
     sets = own_sets(f"{code}everything", transform=None)
     found = sets.id_name, sets.n_classes, len(sets.test), list(sets.far)
     assert found == ("everything", 5, 50, ["noise"])
@@ -155,7 +151,7 @@ def test_datasets_of_ones_own_code(code):
     assert both_sets.n_classes == 2
 
 
-def test_a_loader_of_ones_own_code_is_split_and_keeps_its_collate_fn(code):
+def test_a_loader_from_user_code_is_split_and_keeps_its_collate_fn(code):
     sets = own_sets(f"{code}loaded", transform=None)
     assert [len(s.dataset) for s in (sets.train, sets.id_val, sets.test)] == [32, 10, 8]
     x, _ = next(iter(sets.id_val))

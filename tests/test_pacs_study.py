@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
+from test_domains import write
 
 ROOT = Path(__file__).parents[1]
 CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
@@ -29,14 +29,9 @@ def study(monkeypatch):
 
 @pytest.fixture
 def data(tmp_path):
-    draw = torch.Generator().manual_seed(0)
     for shade, domain in enumerate(("art_painting", "cartoon", "photo", "sketch")):
         for hue, label in enumerate(CLASSES):
-            folder = tmp_path / "PACS" / domain / label
-            folder.mkdir(parents=True)
-            for i in range(5):
-                color = (30 * hue, 60 * shade, int(torch.randint(256, (1,), generator=draw)))
-                Image.new("RGB", (64, 64), color).save(folder / f"{i}.png")
+            write(tmp_path / "PACS", domain, label, 5, 30 * hue + 20 * shade)
     return tmp_path / "PACS"
 
 

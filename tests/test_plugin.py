@@ -108,10 +108,8 @@ def test_openoods_own_sweep_and_ours_choose_equal_settings(net, data_root, tmp_p
         parts = [np.concatenate(pair) for pair in zip(inside, outside)]
         parts[2][len(inside[0]) :] = -1
         prediction, confidence, label = parts
-        chosen[search_in] = (
-            found.postprocessor.get_hyperparam(),
-            compute_all_metrics(confidence, label, prediction)[1],
-        )
+        auroc = compute_all_metrics(confidence, label, prediction)[1]
+        chosen[search_in] = found.postprocessor.get_hyperparam(), auroc
     assert chosen["setup"] == chosen["openood"]
 
 

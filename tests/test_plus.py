@@ -1,7 +1,5 @@
 """NAC+ against its formulas written out literally, and what happens at its edges."""
 
-import warnings
-
 import numpy as np
 import pytest
 import torch
@@ -27,9 +25,8 @@ def samples(n, seed, scale=1.0, sharp=3.0):
     sizes = torch.tensor([0.01, 1.0, 30.0, 400.0, 1.0, 1.0]).repeat(6)
     a = torch.randn(n, 36, generator=draw) * sizes * scale
     b = (torch.randn(n, 40, generator=draw) * scale).relu()
-    return BatchReadings(
-        sharp * torch.randn(n, 10, generator=draw), {"a": Reading(a), "b": Reading(b)}
-    )
+    logits = sharp * torch.randn(n, 10, generator=draw)
+    return BatchReadings(logits, {"a": Reading(a), "b": Reading(b)})
 
 
 def fitted(n=2000, **options):
@@ -158,20 +155,6 @@ def test_too_few_calibration_samples_are_refused():
         rule.calibrate(map(rule.parts, []))
 
 
-@pytest.mark.parametrize("calibrated", [True, False])
-def test_files(calibrated):
-    rule, x = fitted(400), samples(30, 5)
-    if calibrated:
-        rule.calibrate(map(rule.parts, [samples(100, 7)]))
-    again = NACPlus.restore(rule.settings(), rule.tensors())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert torch.equal(again.score(x), rule.score(x))
-    assert again.n_samples == rule.n_samples == 400
-    assert (again.held_out_scores() is None) is calibrated
-    assert rule.tensors()["layer/a/counts"].shape[1] < N_CELLS
-
-
 def test_broken_samples():
     rule = fitted()
     rule.calibrate(map(rule.parts, [samples(100, 7)]))
@@ -186,9 +169,8 @@ def test_broken_samples():
 
 def test_wide_layers_have_no_distance():
     rule = NACPlus({"a": LayoutConfig()})
-    wide = BatchReadings(
-        torch.randn(40, 3), {"a": Reading(torch.randn(40, plus_layer.MAX_NEURONS + 1))}
-    )
+    reading = Reading(torch.randn(40, plus_layer.MAX_NEURONS + 1))
+    wide = BatchReadings(torch.randn(40, 3), {"a": reading})
     rule.update(wide)
     rule.calibrate(map(rule.parts, [wide, wide, wide]))
     assert set(rule.parts(wide)) == {"a", "logits"} and rule.score(wide).isfinite().all()
@@ -209,6 +191,7 @@ def test_dead_and_constant_neurons_do_no_harm():
 def test_damaged_settings_and_tensors_are_refused():
     rule = fitted(400)
     tensors = rule.tensors()
+    assert tensors["layer/a/counts"].shape[1] < N_CELLS  # files leave out empty cells
     for name, value in {"logit_weight": 1e9, "softness": 1.5}.items():
         with pytest.raises(NACError, match=f"{name} must be at most"):
             NACPlus.restore({**rule.settings(), name: value}, tensors)
@@ -288,21 +271,6 @@ def test_parts_are_weighted_by_how_they_agree_with_gen():
     assert np.allclose(late[DISTANCE], expected)
 
 
-def test_with_a_linear_head_it_is_a_cosine_of_whitened_features(monkeypatch):
-    monkeypatch.setattr(plus_layer, "_SHRINKAGE", 0.0)
-    draw = torch.Generator().manual_seed(0)
-    z = torch.randn(4000, 5, generator=draw) @ torch.randn(5, 5, generator=draw) + 3
-    weight, bias = torch.randn(4, 5, generator=draw), torch.randn(4, generator=draw)
-    head = plus_layer.HeadEvidence.empty(5, 4, CPU)
-    head.update(z, z @ weight.T + bias)
-    found = head.towards(z @ weight.T + bias) / head.distance(z)
-    root = torch.linalg.cholesky(torch.cov(z.T, correction=0))
-    white = torch.linalg.solve(root, (z - z.mean(0)).T)
-    classes = root.T @ (weight - weight.mean(0)).T
-    cosine = torch.nn.functional.cosine_similarity(white.T[:, :, None], classes[None], dim=1)
-    assert torch.allclose(found.float(), cosine.amax(1), atol=1e-4)
-
-
 @pytest.mark.parametrize("parts", [2, 3])
 def test_shards_and_files_keep_the_head(parts):
     whole, merged, x = with_head(), with_head(parts=parts), samples(30, 5)
@@ -313,12 +281,9 @@ def test_shards_and_files_keep_the_head(parts):
     again = NACPlus.restore(merged.settings(), merged.tensors())
     assert torch.equal(whole.score(x), merged.score(x))
     assert torch.equal(whole.score(x), again.score(x))
-    tensors = {
-        **merged.tensors(),
-        "layer/b/moments/high": 2 * merged.head.tensors()["moments/high"],
-    }
+    wrong = {"layer/b/moments/high": 2 * merged.head.tensors()["moments/high"]}
     with pytest.raises(NACError, match="input of the head is of another number of samples"):
-        NACPlus.restore(merged.settings(), tensors)
+        NACPlus.restore(merged.settings(), {**merged.tensors(), **wrong})
 
 
 def test_without_the_head_input_it_is_nac_plus_1():
@@ -364,16 +329,6 @@ def test_sums_of_products_are_exact(seed, scale):
     high, low = (part.numpy().astype(object) for part in Moments.of(values).sums().values())
     assert (high * 2**45 + low).tolist() == literal(values)
     assert (low >= 0).all() and (low < 2**45).all()
-
-
-def test_shards_add_up_to_the_bit():
-    values = torch.randn(1000, 5, generator=torch.Generator().manual_seed(0)) * 40
-    whole, parts = Moments.of(values), [Moments.of(part) for part in values.split(37)]
-    shards = Moments(sum(p.high for p in parts), sum(p.low for p in parts))
-    batches = sum(parts[1:], parts[0])
-    assert torch.equal(whole.high, batches.high) and torch.equal(whole.low, batches.low)
-    assert torch.equal(whole.high, shards.high) and torch.equal(whole.low, shards.low)
-    assert whole.products()[0, 0] == 1000
 
 
 def test_constant_neurons_few_samples_and_extremes():

@@ -5,12 +5,11 @@ from dataclasses import replace
 import minibench
 import pytest
 import torch
-from conftest import BENCH_EVERY
+from conftest import BENCH_EVERY, percent
 from test_plus import oracle_coverage
 
 from nac_openood import NACDetector, Reading
 from nac_openood.core.fusion import LOGITS, Fusion
-from nac_openood.core.metrics import auroc
 from nac_openood.core.plus import distance_of
 from nac_openood.core.pvalues import PValues
 from nac_openood.detector.decisions import false_alarm_rates
@@ -32,10 +31,8 @@ def measured(bench, bench_readings):
     """The detector and the readings of every set, thinned."""
     folder, root = bench
     det = NACDetector(minibench.trained(folder), layers="auto", rule="nac_plus")
-    found = {
-        "train": averaged(bench_readings(minibench.FITTING)),
-        "val": averaged(bench_readings("val_cifar10")),
-    }
+    lists = {"train": minibench.FITTING, "val": "val_cifar10"}
+    found = {name: averaged(bench_readings(listed)) for name, listed in lists.items()}
     for name, step in SETS.items():
         found[name] = averaged(bench_readings(name))
         found[name] = found[name].rows(range(0, found[name].n_samples, max(1, step // BENCH_EVERY)))
@@ -47,10 +44,6 @@ def measured(bench, bench_readings):
     det.fit_readings(found["train"])
     det.pvalues_ = PValues(det.rule_.calibrate(map(det.rule_.parts, found["val"].batches())))
     return det, found
-
-
-def percent(inside, outside):
-    return 100 * float(auroc(inside, outside))
 
 
 def test_its_layers_are_the_early_stages_and_the_input_of_the_head(measured):

@@ -15,7 +15,7 @@ def detector(small_net):
     return NACDetector(small_net, layers="auto", rule="nac_plus").fit(noise(200))
 
 
-def test_from_a_network_to_a_p_value(detector, small_net, images, tmp_path):
+def test_from_a_network_to_a_p_value(detector, small_net, images):
     small_net.fc.register_full_backward_hook(lambda *_: pytest.fail("there was a backward pass"))
     assert [n for n, config in detector.layers.items() if config.head_input] == ["avgpool"]
     detector.calibrate(noise(120, 1))
@@ -23,12 +23,7 @@ def test_from_a_network_to_a_p_value(detector, small_net, images, tmp_path):
     assert p.shape == (24,) and ((p > 0) & (p <= 1)).all()
     assert (detector.p_value(images * 4).mean() < p.mean()).all()
     assert detector.predict(images).float().mean() > 0.7
-    detector.save(tmp_path / "x")
-    again = NACDetector.load(tmp_path / "x", small_net)
-    assert torch.equal(again.p_value(images), p) and again.layers == detector.layers
-    found = detector.explain(images[:2])[0]
-    assert set(found.contributions) == {*detector.layers, "logits"}
-    assert sum(found.contributions.values()) == pytest.approx(found.score)
+    assert set(detector.explain(images[:2])[0].contributions) == {*detector.layers, "logits"}
 
 
 def test_false_alarms_are_reported_with_their_interval(detector):
@@ -107,20 +102,3 @@ def test_one_pass_says_what_separate_calls_say(calibrated, small_net, images):
     assert torch.equal(found.p_value, calibrated.p_value(images))
     middle = float(found.p_value.median())  # at the level itself a sample is out
     assert found.out(middle).tolist() == (found.p_value <= middle).tolist()
-
-
-def test_what_cannot_be_judged_is_out(calibrated, images):
-    broken = images.clone()
-    broken[1] = float("nan")
-    found = calibrated.judge(broken)
-    assert found.p_value.isnan().tolist() == [i == 1 for i in range(len(images))]
-    assert bool(found.out(1e-9)[1]) and not found.out(1e-9)[0]
-
-
-def test_the_file_keeps_classes_and_notes(calibrated, small_net, tmp_path):
-    calibrated.save(tmp_path / "plain")
-    assert NACDetector.load(tmp_path / "plain", small_net).classes_ == ()
-    calibrated.classes_, calibrated.notes_ = ("a", "b", "c", "d"), {"transform": "resize: 32"}
-    calibrated.save(tmp_path / "notes")
-    again = NACDetector.load(tmp_path / "notes", small_net)
-    assert (again.classes_, again.notes_) == (calibrated.classes_, calibrated.notes_)

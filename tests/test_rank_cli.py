@@ -142,7 +142,7 @@ def test_leave_one_domain_out(pacs, study, tmp_path, capsys):
     assert "Measured and published results" in page
 
 
-def test_undefined_numbers_are_called_so():
+def test_undefined_numbers_are_called_undefined():
     checkpoints = [
         ranking.RankedCheckpoint(f"step_{i}", "", i, 0.1 * i, 0.5, 0.5, 0.5) for i in (1, 2)
     ]
@@ -169,7 +169,7 @@ def test_a_beaten_oracle_is_explained():
     assert message in ranked_document(ranked).notes[-1]
 
 
-def test_bad_checkpoints_and_options_are_told(pacs, run, study, tmp_path, capsys):
+def test_bad_checkpoints_and_options_are_reported(pacs, run, study, tmp_path, capsys):
     torch.save(build("resnet_embedded", 3).state_dict(), tmp_path / "three_classes.pt")
     (tmp_path / "empty").mkdir()
     out = ["--out", tmp_path / "out"]
@@ -183,9 +183,7 @@ def test_bad_checkpoints_and_options_are_told(pacs, run, study, tmp_path, capsys
             "--runs", study, "--data", pacs, "--test", pacs / "photo", *ARCH
         ],
         "--demo makes its own checkpoints: leave out": ["--demo", run],
-        "unknown --space 'nowhere'; expected one of vlcs, pacs": [
-            run, *sources, "--space", "nowhere", *ARCH
-        ],
+        "unknown --space 'nowhere'; expected one": [run, *sources, "--space", "nowhere", *ARCH],
         "expected --arch and either": [run, *sources, "--runs", study, "--data", pacs, *ARCH],
         "holds no runs; expected a folder for each": ["--runs", pacs.parent, "--data", pacs, *ARCH],
         "does not choose checkpoints on 'data": [

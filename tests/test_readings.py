@@ -1,6 +1,5 @@
 """Readings on disk: mapped, never whole in memory, written whole or not at all."""
 
-import tempfile
 from pathlib import Path
 from typing import Iterator
 
@@ -9,7 +8,6 @@ import torch
 
 from nac_openood import FileError, NACError, Reading, Readings
 from nac_openood.search.recipe import ReadingSet
-from nac_openood.tensor_files import TensorWriter
 
 ROWS, NEURONS, PARTS = 1000, 2000, 16
 MB = 2**20
@@ -114,18 +112,3 @@ def test_damaged_sets(tmp_path: Path) -> None:
         manifest.write_text(text)
         with pytest.raises(FileError, match=message):
             ReadingSet.load(tmp_path)
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
-def test_a_full_disk_is_one_error_of_ours(tmp_path, monkeypatch):
-    """What waits in a buffer is written when the file is closed, which fails once more."""
-
-    def full(dir):
-        return Path("/dev/full").open("w+b")
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    message = pytest.raises(FileError, match=r"cannot write .*rows.*No space left on device")
-    with message, TensorWriter(tmp_path / "rows") as spool:
-        spool.add({"x": torch.zeros(2, 3)})
-        spool.finish("rows", 1, {})
-    assert not list(tmp_path.iterdir())

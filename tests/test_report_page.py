@@ -1,40 +1,22 @@
 """The page as a reader meets it: in a real browser, on a desk and on a phone."""
 
 import base64
-import json
-import os
-import shutil
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Iterator
 
 import pytest
-from jobs import free_port
+from pages import check_width, keep_picture, requests, show
 from PIL import Image
 from report_example import SETS, WORKED, build
 
 from nac_openood.benchmark.run.results import ConfidentMistakes, Mistake
 from nac_openood.report.comparison import write_page
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-DRIVER = shutil.which("chromedriver")
-ARTIFACTS = Path(os.environ.get("NAC_ARTIFACTS") or Path(__file__).parents[1] / "artifacts")
-FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--disable-dev-shm-usage", "--hide-scrollbars", "--force-color-profile=srgb",
-)  # fmt: skip
-
 #: The column of far-OOD AUROC in the ranking: #, method and three metrics of near-OOD before it.
 FAR_AUROC = 5
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-if CHROMIUM is None or DRIVER is None:
-    pytest.skip("no chromium and chromedriver on the path", allow_module_level=True)
-
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+def url(tmp_path_factory):
     files = [f"gallery/{number:02d}.png" for number in range(12)]
     sets = {info.name: (info.images, 40, 30) for info in SETS[1:]}
     mistakes = tuple(Mistake(name, "1.png", "cat", 0.9996, 0.004, files[0]) for name in [*sets][:3])
@@ -44,56 +26,16 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_page(found).resolve().as_uri()
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    profile = tmp_path_factory.mktemp("profile")
-    for flag in (*FLAGS, f"--user-data-dir={profile}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    # a named driver: selenium must not download one
-    service = webdriver.ChromeService(DRIVER, port=free_port())
-    driver = webdriver.Chrome(options=options, service=service)
-    yield driver
-    driver.quit()
-
-
-def show(browser: Any, url: str, width: int) -> None:
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    browser.get(url)
-
-
-def keep_picture(browser: Any, name: str) -> Path:
-    """The whole page from top to bottom, kept for people to look at."""
-    size = "return [document.documentElement.clientWidth, document.documentElement.scrollHeight]"
-    width, height = browser.execute_script(size)
-    clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
-    how = {"format": "png", "captureBeyondViewport": True, "clip": clip}
-    picture = browser.execute_cdp_cmd("Page.captureScreenshot", how)
-    ARTIFACTS.mkdir(parents=True, exist_ok=True)
-    (ARTIFACTS / name).write_bytes(base64.b64decode(picture["data"]))
-    return ARTIFACTS / name
-
-
-def requests(browser: Any, page: str) -> list[str]:
-    """What this page asked for: the browser's log also has what the page before it did, late."""
-    events = [json.loads(e["message"])["message"] for e in browser.get_log("performance")]
-    sent = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
-    return [e["request"]["url"] for e in sent if e["documentURL"].startswith(page)]
-
-
-def column(browser: Any, place: int) -> list[str]:
+def column(browser, place):
     script = (
         "return [...document.querySelectorAll('#ranking tbody tr')]"
         ".map(row => row.cells[arguments[0]]?.dataset.value || '')"
     )
-    return list(browser.execute_script(script, place))
+    return browser.execute_script(script, place)
 
 
-def buttons(browser: Any) -> list[Any]:
-    return list(browser.find_elements("css selector", "#ranking thead button"))
+def buttons(browser):
+    return browser.find_elements("css selector", "#ranking thead button")
 
 
 @pytest.mark.parametrize(("width", "name"), [(1280, "report.png"), (390, "report_phone.png")])
@@ -104,10 +46,7 @@ def test_the_page_is_whole_quiet_and_visible(browser, url, width, name):
     assert browser.get_log("browser") == []
     asked = [r for r in requests(browser, url) if not r.startswith("data:")]
     assert asked == [url]
-    widths = browser.execute_script(
-        "return [document.documentElement.scrollWidth, document.body.scrollWidth, innerWidth]"
-    )
-    assert max(widths) == width, "the body scrolls sideways"
+    check_width(browser, width)
     with Image.open(picture) as image:
         assert image.width == width and image.height > 3000
     plots = browser.execute_script(
@@ -163,14 +102,16 @@ def test_sorting_by_click(browser, url):
 
 
 def test_sorting_by_keyboard(browser, url):
+    from selenium.webdriver import Keys
+
     show(browser, url, 1280)
     first, second = buttons(browser)[:2]
-    first.send_keys(webdriver.Keys.TAB)
+    first.send_keys(Keys.TAB)
     assert browser.switch_to.active_element == second
-    browser.switch_to.active_element.send_keys(webdriver.Keys.ENTER)
+    browser.switch_to.active_element.send_keys(Keys.ENTER)
     names = [n.lower() for n in column(browser, 1)]
     assert names == sorted(names)
-    browser.switch_to.active_element.send_keys(webdriver.Keys.SPACE)
+    browser.switch_to.active_element.send_keys(Keys.SPACE)
     assert [n.lower() for n in column(browser, 1)] == sorted(names, reverse=True)
 
 

@@ -111,7 +111,7 @@ def test_grid_takes_the_authors_lists(project, tmp_path):
     assert list(read_config(tmp_path / "nac.yml").layers) == ["avgpool"]
 
 
-def test_lists_of_ones_own(project, tmp_path):
+def test_lists_of_the_users_own(project, tmp_path):
     space = tmp_path / "space.yml"
     space.write_text(
         "postprocessor:\n  postprocessor_args:\n    layers: {layer3: {}}\n"

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 from service_toy import connected
-from test_fit_score import NETWORK, here, project, score, table  # noqa: F401
+from test_fit_score import MADE, here, project, score, table  # noqa: F401
 
 from nac_openood.cli import main
 from nac_openood.serving import app as app_module
@@ -19,8 +19,7 @@ TOKEN = "a-token-of-some-length"
 
 
 def serve(*arguments):
-    options = ["--detector", "birds.nac", *NETWORK, "--device", "cpu", "--port", "0"]
-    return main(["serve", *options, *arguments])
+    return main(["serve", *MADE, "--port", "0", *arguments])
 
 
 def use(monkeypatch, capsys, work, *arguments, sent=signal.SIGTERM):
@@ -81,18 +80,16 @@ def test_it_says_what_score_says(here, monkeypatch, capsys):  # noqa: F811
 
 def test_the_monitor_continues_from_start_to_start(here, monkeypatch, capsys, tmp_path):  # noqa: F811
     state = tmp_path / "birds.monitor"
-    found = []
+    found, asked = [], post(here / "stripes/1.png")
     for _ in range(2):
-        _, (status, _), _ = use(
-            monkeypatch, capsys, post(here / "stripes/1.png"), "--monitor", str(state)
-        )
+        _, (status, _), _ = use(monkeypatch, capsys, asked, "--monitor", str(state))
         assert status == 200
         tensors, about = read_tensors(state, "nac_openood monitor", 1)
         found.append((about["n_inputs"], len(tensors["history"])))
     assert found == [(1, 1), (2, 2)]
 
 
-def test_an_alarm_that_can_never_happen_is_told(here, monkeypatch):  # noqa: F811
+def test_an_alarm_that_can_never_happen_is_reported(here, monkeypatch):  # noqa: F811
     monkeypatch.setattr(app_module, "run_until_signal", lambda *_, **__: None)
     with pytest.warns(UserWarning, match="at p <= 0.01: it is compared with 60 calibration"):
         assert serve("--alpha", "0.01") == 0
@@ -119,11 +116,10 @@ def test_other_machines_need_a_token(here, monkeypatch, capsys, tmp_path):  # no
 
 
 def test_limits_are_options(here, monkeypatch, capsys):  # noqa: F811
-    _, (status, answer), _ = use(
-        monkeypatch, capsys, post(here / "stripes/1.png"), "--max-pixels", "100"
-    )
+    asked = post(here / "stripes/1.png")
+    _, (status, answer), _ = use(monkeypatch, capsys, asked, "--max-pixels", "100")
     assert status == 413 and "36 x 36 pixels are more than the 100" in answer["error"]
-    _, (status, _), _ = use(monkeypatch, capsys, post(here / "stripes/1.png"), "--max-bytes", "50")
+    _, (status, _), _ = use(monkeypatch, capsys, asked, "--max-bytes", "50")
     assert status == 413
     assert serve("--timeout", "0") == 1
     assert "--timeout must be a positive number, got 0" in capsys.readouterr().err
@@ -138,7 +134,7 @@ def test_a_transform_that_does_not_resize_is_warned_about(here, monkeypatch, cap
     assert "the network fails on a gray image" in capsys.readouterr().err
 
 
-def test_a_missing_extra_is_told_before_anything_is_loaded(monkeypatch, capsys):
+def test_a_missing_extra_is_reported_before_anything_is_loaded(monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, "nac_openood.serving.app")
     monkeypatch.delattr("nac_openood.serving.app")
     monkeypatch.setitem(sys.modules, "uvicorn", None)
@@ -146,7 +142,7 @@ def test_a_missing_extra_is_told_before_anything_is_loaded(monkeypatch, capsys):
     assert "needs uvicorn: pip install 'nac-openood[serve]'" in capsys.readouterr().err
 
 
-def test_a_port_in_use_is_told(here, capsys):  # noqa: F811
+def test_a_port_in_use_is_reported(here, capsys):  # noqa: F811
     with app_module.listening_socket("127.0.0.1", 0) as taken:
         assert serve("--port", str(taken.getsockname()[1])) == 1
     assert "Choose another --port or --host" in capsys.readouterr().err

@@ -1,11 +1,10 @@
-# ruff: noqa: F811 (the fixture of another file)
 """The page to drop images on, in a real browser."""
 
 import base64
 
 import pytest
+from pages import check_width, keep_picture, requests, show
 from service_toy import encoded, picture, running
-from test_report_page import browser, keep_picture, requests, show  # noqa: F401
 
 from nac_openood.serving.limits import Access, Limits
 
@@ -41,13 +40,11 @@ def files(tmp_path_factory):
 
 
 def choose(browser, *files):
-    from selenium.webdriver.common.by import By
-
-    browser.find_element(By.ID, "file").send_keys("\n".join(map(str, files)))
+    browser.find_element("id", "file").send_keys("\n".join(map(str, files)))
 
 
 def results(browser, number):
-    """What is told about each image, newest first, once all are judged."""
+    """What the page says about each image, newest first, once all are judged."""
     from selenium.webdriver.support.ui import WebDriverWait
 
     script = "return [...document.querySelectorAll('#results li')].map(i => i.innerText)"
@@ -70,8 +67,7 @@ def test_chosen_images_are_judged(browser, url, judge, files, width, name):
     assert f"{right.confidence:.3g}" in first and "p-value" in second
     assert "no image.png cannot be read: not an image" in bad
     keep_picture(browser, name)
-    sizes = "return [document.documentElement.scrollWidth, document.body.scrollWidth, innerWidth]"
-    assert max(browser.execute_script(sizes)) == width, "the body scrolls sideways"
+    check_width(browser, width)
     asked = {r for r in requests(browser, url) if not r.startswith(("data:", "blob:"))}
     assert url in asked and {r for r in asked if not r.startswith(url)} == set()
     # the browser itself notes the 415; nothing else is wrong, least of all the content policy
@@ -88,7 +84,7 @@ def test_images_can_be_dropped_and_pasted(browser, url, files):
 
 
 def test_it_works_by_keyboard_and_has_names(browser, url):
-    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver import Keys
 
     show(browser, url, 1280)
     for _ in range(2):  # a link, then the input
@@ -100,12 +96,11 @@ def test_it_works_by_keyboard_and_has_names(browser, url):
 
 
 def test_a_token_is_asked_for_and_used(browser, judge, files):
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver import Keys
 
     with running(judge, access=Access(token=TOKEN)) as ((host, port), _):
         show(browser, f"http://{host}:{port}/", 1280)
-        field = browser.find_element(By.ID, "token")
+        field = browser.find_element("id", "token")
         assert not field.is_displayed()
         choose(browser, files[0])
         assert "a token is needed" in results(browser, 1)[0]

@@ -71,15 +71,6 @@ def test_what_is_not_http_is_counted(judge):
         wait_for(address, 'nac_requests_total{path="other",status="400"} 1.0')
 
 
-def test_a_head_has_no_body(judge):
-    with running(judge) as (address, _):
-        found = exchange(
-            address, b"HEAD / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-        )
-    head, _, body = found.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200") and not body
-
-
 def test_answers_go_to_their_callers(judge):
     """Eight clients over kept connections, while others leave without waiting for an answer."""
     bodies = [encoded(picture(seed)) for seed in range(40)]
@@ -111,7 +102,7 @@ def test_answers_go_to_their_callers(judge):
     assert not wrong and sorted(done) == sorted([*range(40), *range(40)])
 
 
-def test_who_leaves_is_taken_off_the_queue(judge):
+def test_a_client_that_leaves_is_taken_off_the_queue(judge):
     slow = Slow(judge)
     seen, answers = [], slow.answers
     slow.answers = lambda batch: seen.append(len(batch)) or answers(batch)

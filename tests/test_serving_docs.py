@@ -28,9 +28,8 @@ def benchmark(monkeypatch):
 
 
 def test_the_python_example_runs(judge, tmp_path, monkeypatch, capsys):
-    code = next(
-        block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "urllib" in block
-    )
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    code = next(block for block in blocks if "urllib" in block)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photo.jpg").write_bytes(encoded(picture(1), "JPEG"))
     with running(judge) as ((host, port), _):

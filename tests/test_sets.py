@@ -1,4 +1,4 @@
-"""Image folders of one's own, image sets by role, and which checkpoints are meant."""
+"""The user's image folders, image sets by role, and how checkpoints are found."""
 
 import numpy as np
 import pytest
@@ -117,7 +117,7 @@ def test_the_benchmarks_sets(data):
     assert list(full.scored())[:2] == ["test", "cifar10c"]
 
 
-def test_sets_of_ones_own(data, photos):
+def test_sets_of_the_users_own(data, photos):
     options = {"near": [f"mine={photos}"], "far": ["mnist"], "ood_val": f"other={photos}"}
     sets = listed_sets(CIFAR10, data, **options)
     assert {n: len(v) for n, v in sets.near.items()} == {"mine": 3} and list(sets.far) == ["mnist"]

@@ -1,12 +1,12 @@
 """The documentation's site builds without a warning, and its reference is complete."""
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from pages import show
 
 import nac_openood
 from nac_openood.cli import build_parser
@@ -50,23 +50,12 @@ def test_it_loads_nothing_from_other_hosts(site):
         assert not re.search(loads, path.read_text()), path.name
 
 
-def test_its_search_works_when_it_is_opened_from_a_folder(site):
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    programs = [shutil.which(name) for name in ("chromium", "chromedriver")]
-    if None in programs:
-        pytest.skip("no chromium and chromedriver on the path")
-    options = webdriver.ChromeOptions()
-    options.binary_location = programs[0]
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(flag)
-    driver = webdriver.Chrome(options, webdriver.ChromeService(programs[1]))
-    try:
-        driver.get((site / "tutorials" / "images.html").as_uri())
-        driver.find_element("css selector", "[data-md-component=search-query]").send_keys("wandb")
-        driver.implicitly_wait(60)  # seconds until the index is read
-        assert driver.find_elements("css selector", ".md-search-result__item")
-    finally:
-        driver.quit()
+def test_its_search_works_when_it_is_opened_from_a_folder(browser, site):
+    show(browser, (site / "tutorials" / "images.html").as_uri(), 1280)
+    browser.find_element("css selector", "[data-md-component=search-query]").send_keys("wandb")
+    browser.implicitly_wait(60)  # seconds until the index is read
+    assert browser.find_elements("css selector", ".md-search-result__item")
+    browser.implicitly_wait(0)
 
 
 def commands(text):

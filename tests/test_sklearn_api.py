@@ -4,9 +4,9 @@ import pickle
 
 import numpy as np
 import pytest
+from conftest import percent
 from sklearn.base import clone
 from sklearn.datasets import load_digits
-from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GridSearchCV, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
@@ -47,8 +47,7 @@ def fitted(digits):
 
 def test_it_finds_outliers(digits, fitted):
     _, test, noise = digits
-    scores = fitted.score_samples(np.concatenate([test, noise]))
-    assert roc_auc_score(np.repeat([1, 0], [len(test), len(noise)]), scores) > 0.99
+    assert percent(fitted.score_samples(test), fitted.score_samples(noise)) > 99
     assert (fitted.predict(noise) == -1).mean() > 0.95
 
 
@@ -57,9 +56,8 @@ def test_about_five_percent_of_new_data_are_rejected(digits, fitted):
     assert 0.02 < (fitted.predict(test) == -1).mean() < 0.09
     p = fitted.p_value(test)
     assert 0.02 < (p <= 0.05).mean() < 0.09 and 0.4 < (p <= 0.5).mean() < 0.6
-    assert np.array_equal(
-        fitted.decision_function(test), fitted.score_samples(test) - fitted.offset_
-    )
+    expected = fitted.score_samples(test) - fitted.offset_
+    assert np.array_equal(fitted.decision_function(test), expected)
 
 
 @pytest.mark.parametrize("n", [54, 55, 60, 400])
@@ -113,9 +111,7 @@ def test_what_scikit_learn_refuses(digits, fitted):
     for call in (NACOutlierDetector().fit, fitted.predict, fitted.score_samples):
         with pytest.raises(ValueError, match="Input X contains NaN"):
             call(broken)
-    with pytest.raises(
-        ValueError, match="X has 10 features, but NACOutlierDetector is expecting 64"
-    ):
+    with pytest.raises(ValueError, match="X has 10 features, but NACOutlierDetector"):
         fitted.predict(digits[1][:, :10])
 
 

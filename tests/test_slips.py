@@ -67,14 +67,8 @@ def raw(x):
         (lambda d, x: changed(d, notes_={"n": 5}).save("x"), "`notes_` must be strings by name"),
         (lambda d, x: d.calibrate([x], tpr="0.9"), "`tpr` must lie between 0 and 1, got '0.9'"),
         (lambda d, x: d.calibrate([x]).judge(x).out("1"), "must lie between 0 and 1, got '1'"),
-        (
-            lambda d, x: d.calibrate([x]).false_alarms([x], [10]),
-            r"`levels` must lie between 0 and 1, got 10",
-        ),
-        (
-            lambda d, x: NACDetector(None, "auto", rule="nac"),
-            "expected a network, a torch.nn.Module, got No",
-        ),
+        (lambda d, x: d.calibrate([x]).false_alarms([x], [10]), "`levels` must lie between 0"),
+        (lambda d, x: NACDetector(None, "auto", rule="nac"), "expected a network, a torch.nn"),
     ],
 )
 def test_slips(detector, images, use, message):
@@ -116,11 +110,9 @@ def test_samples_that_a_loader_leaves_out_are_not_fitted_on(small_net, images, l
         lambda x, y: None,
     ],
 )
-def test_what_is_no_loader(detector, images, labels, use, make):
+def test_what_is_not_a_loader(detector, images, labels, use, make):
     wrong = make(images, labels)
-    message = (
-        rf"expected a loader .* got {type(wrong).__name__}. Pass a list .* or .*DataLoader\(data"
-    )
+    message = rf"expected a loader .* got {type(wrong).__name__}. Pass a list .*DataLoader\(data"
     with pytest.raises(NACError, match=message):
         getattr(detector, use)(wrong)
 
@@ -157,16 +149,10 @@ def test_sizes_are_whole_numbers(small_net, images, labels):
         (None, "got NoneType"),
     ],
 )
-def test_what_is_no_batch(detector, small_net, x, message):
+def test_what_is_not_a_batch(detector, small_net, x, message):
     for use in (detector.score, lambda x: NACDetector(small_net, ["avgpool"], rule="nac").fit([x])):
         with pytest.raises(NACError, match=message):
             use(x)
-
-
-def test_another_number_of_channels(detector, images):
-    message = r"3 channels, but got 2 channels instead. The batch has shape \[24, 2, 9, 9\]. Does"
-    with pytest.raises(NACError, match=message):
-        detector.score(images[:, :2])
 
 
 def test_other_failures_of_the_network_are_its_own(small_net, images, labels):

@@ -94,9 +94,8 @@ def test_a_bad_batch_changes_nothing(small_net, rule):
 def test_an_endless_stream_is_read_as_far_as_needed(small_net, labels):
     data = batches(64)
     endless = Stream(s if labels else s[0] for s in itertools.cycle(list(single(data))))
-    det = NACDetector(small_net, ["avgpool"], rule="nac").fit(
-        DataLoader(endless, batch_size=10), n_samples=40
-    )
+    loader = DataLoader(endless, batch_size=10)
+    det = NACDetector(small_net, ["avgpool"], rule="nac").fit(loader, n_samples=40)
     assert det.fit_summary_.n_samples == endless.asked == 40
 
 

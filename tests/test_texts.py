@@ -5,9 +5,8 @@ import random
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import Subset
 
-from nac_openood import NACDetector
 from nac_openood.cli import main
 from nac_openood.errors import NACError
 from nac_openood.sources.networks import kind_of
@@ -139,22 +138,11 @@ def test_padding_at_the_end_of_all_texts_is_cut():
     assert without_padding({"attention_mask": mask * 0})["attention_mask"].shape == (3, 8)
 
 
-def test_scores_do_not_depend_on_padding(project, kind, encode):
-    train, val, test = (
-        labelled_samples(project / f"{name}.csv", encode, kind.classes())
-        for name in ("train", "val", "test")
-    )
+def test_batches_of_short_texts_are_cut(project, kind, encode):
+    """That scores do not depend on padding is tested in test_huggingface.py."""
+    test = labelled_samples(project / "test.csv", encode, kind.classes())
     short = [i for i, text in enumerate(test.items) if len(text.split()) <= 8]
-    assert len(short) > 30
-    detector = NACDetector(kind.build(3), "auto", rule="nac_plus")
-    detector.fit(DataLoader(train, 60)).calibrate(DataLoader(val, 60))
-    full = next(iter(DataLoader(Subset(test, short), len(short))))
     samples = Samples("test", Subset(test, short), batch_size=len(short))
     assert samples.collate is collate_texts and Samples("a", [1, 2]).collate is None
     (cut,) = samples.loader()
-    assert full["input_ids"].shape[1] == 16 and cut["input_ids"].shape[1] == 8
-    expected, found = detector.judge(full), detector.judge(cut)
-    assert expected.score.std() > 0.1
-    # another length is rounded differently, and logarithms of small p-values magnify that
-    assert torch.allclose(found.score, expected.score, rtol=0, atol=1e-4)
-    assert torch.equal(found.out(), expected.out())
+    assert test[short[0]]["input_ids"].shape == (16,) and cut["input_ids"].shape[1] == 8

@@ -247,11 +247,7 @@ def nan_loaders():
         (nan_loaders(), {}, "the loss is nan at step 1"),
         (loaders(), {"lam": -1}, "lam must be finite and not negative"),
         (loaders(), {"steps": 0}, "steps must be at least 1"),
-        (
-            loaders(),
-            {"entropy": NACEntropy(small_net(), "0")},
-            "no batch has gone through layer '0'",
-        ),
+        (loaders(), {"entropy": NACEntropy(small_net(), "0")}, "no batch has gone through layer"),
     ],
 )
 def test_bad_input_is_refused(data, options, message):

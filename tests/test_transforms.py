@@ -111,10 +111,8 @@ def nothing(): return 3
 
 def test_code_makes_a_transform_or_is_one(tmp_path):
     (tmp_path / "t.py").write_text(CODE)
-    made = {
-        name: chosen_transform(f"{tmp_path}/t.py:{name}", ARCH)
-        for name in ("factory", "itself", "ready", "Kind")
-    }
+    names = ("factory", "itself", "ready", "Kind")
+    made = {name: chosen_transform(f"{tmp_path}/t.py:{name}", ARCH) for name in names}
     largest = {name: float(m.transform(IMAGE).max()) for name, m in made.items()}
     assert largest == {"factory": 1, "itself": 2, "ready": 1, "Kind": 1}
     assert made["itself"].identity != made["ready"].identity
@@ -130,7 +128,7 @@ def test_code_makes_a_transform_or_is_one(tmp_path):
         ("nowhere.yml", "cannot read the transform nowhere.yml"),
     ],
 )
-def test_what_is_no_transform(tmp_path, monkeypatch, choice, message):
+def test_what_is_not_a_transform(tmp_path, monkeypatch, choice, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").write_text(CODE)
     with pytest.raises(NACError, match=message):

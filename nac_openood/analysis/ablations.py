@@ -57,69 +57,62 @@ _FACTORS = (0.01, 0.1, 1, 10, 100)
 
 
 def layers(data: AnalysisData, options: Options) -> Finding:
-    """AUROC and FPR@95 of all combinations of layers, with the settings in use."""
-    if data.config.rule == PLUS:
-        return _plus_layers(data, options)
-    scores, study = NACScores(data), MetricStudy(data, options, "layers")
-    for chosen in subsets(data.layers):
+    """AUROC and FPR@95 of all combinations of layers; of NAC+ also of the parts of its score."""
+    plus, study = data.config.rule == PLUS, MetricStudy(data, options, "layers")
+    metrics_of: Any = PlusScores(data).metrics if plus else NACScores(data).metrics
+    for chosen in subsets(data.early_layers):
         settings = {name: data.settings[name] for name in chosen}
-        study.found["+".join(chosen)] = scores.metrics(settings)
-    found, heads = study.found, text_columns("Layers")
-    deepest = ["+".join(data.layers[: n + 1]) for n in range(len(data.layers))]
-    paper = study.paper("Table 4", "layers")  # its rows are in the same order
-    rows = [([name], found[name], row) for name, row in zip(deepest, chain(paper, repeat("")))]
-    ours = [len(rows) - 1]
-    study.table("From the deepest layer to all layers", heads, rows, paper=paper, ours=ours)
-    every = [([name], line) for name, line in found.items()]
-    study.table("Every combination", heads, every, ours=[len(every) - 1])
-    study.ranked_bars(f"{study.title} {{}} by layers", {name: name for name in found}, deepest[-1])
-    values = study.values()
-    best, steps = max(values, key=values.__getitem__), [values[name] for name in deepest]
-    trend = "rises" if sorted(set(steps)) == steps else "does not rise"
+        study.found["+".join(chosen)] = metrics_of(settings)
+    deepest = ["+".join(data.early_layers[: n + 1]) for n in range(len(data.early_layers))]
+    heads, whole, values = text_columns("Layers"), deepest[-1], study.values()
+    if not plus:
+        paper = study.paper("Table 4", "layers")  # its rows are in the same order
+        pairs = zip(deepest, chain(paper, repeat("")))
+        rows: list[Any] = [([name], study.found[name], row) for name, row in pairs]
+        title = "From the deepest layer to all layers"
+        study.table(title, heads, rows, paper=paper, ours=[len(rows) - 1])
+    rows = [([name], line) for name, line in study.found.items()]
+    title = "Every combination of early layers" if plus else "Every combination"
+    study.table(title, heads, rows, ours=[len(rows) - 1])
+    study.ranked_bars(f"{study.title} {{}} by layers", {name: name for name in values}, whole)
+    best = max(values, key=values.__getitem__)
     top = f"The best combination on test data is {best} ({values[best]:.2f} %)."
-    if values[best] == steps[-1]:
+    if values[best] == values[whole]:
         top = "No combination is better than all layers."
+    if plus:
+        alone = _parts_alone(data, study)
+        first = max(alone, key=alone.__getitem__)
+        return study.finding(
+            "layers", "Which layers and parts NAC+ needs",
+            f"With all early layers, {study.word} AUROC is {values[whole]:.2f} %. {top} Of the "
+            f"parts alone, {first} is best ({alone[first]:.2f} %).",
+            {"best": best.split("+"), "parts": alone},
+        )  # fmt: skip
+    steps = [values[name] for name in deepest]
+    trend = "rises" if sorted(set(steps)) == steps else "does not rise"
     return study.finding(
         "layers", "Which layers to combine",
         f"From the deepest layer alone ({steps[0]:.2f} %) to all layers ({steps[-1]:.2f} %), "
         f"{study.word} AUROC {trend} with every layer that is added. {top}",
-        {"best": best.split("+"), "all": found[deepest[-1]]},
+        {"best": best.split("+"), "all": study.found[whole]},
     )  # fmt: skip
 
 
-def _plus_layers(data: AnalysisData, options: Options) -> Finding:
-    """AUROC and FPR@95 of all combinations of layers, and of each part of the score alone."""
-    scores, study, every = PlusScores(data), MetricStudy(data, options, "layers"), data.early_layers
-    chosen = {"+".join(names): names for names in subsets(every)}
-    study.found = {name: scores.metrics(names) for name, names in chosen.items()}
-    rows = [([name], line) for name, line in study.found.items()]
-    study.table(
-        "Early layers, each with all else", text_columns("Layers"), rows, ours=[len(rows) - 1]
-    )
+def _parts_alone(data: AnalysisData, study: MetricStudy) -> dict[str, float]:
+    """Measure each part of the score of NAC+ alone; returns their AUROCs."""
+    scores, early = PlusScores(data), data.early_layers
     names = {LOGITS: "logits (GEN)"}
-    for head in (n for n in data.layers if n not in every):
+    for head in (n for n in data.layers if n not in early):
         names.update({ALIGNMENT: f"{head} (alignment)", DISTANCE: distance_of(head)})
-    names.update({n: f"{n} (coverage)" for n in every})
-    names.update({distance_of(n): distance_of(n) for n in every})
+    names.update({n: f"{n} (coverage)" for n in early})
+    names.update({distance_of(n): distance_of(n) for n in early})
     wide = [n for n in data.layers if data.fitting.fit[n].activation.shape[1] > MAX_NEURONS]
     left_out = {*map(distance_of, wide)}
-    left_out |= {ALIGNMENT, DISTANCE} if {*wide} - {*every} else set()
-    parts = {p: scores.metrics(every, p) for p in names if p not in left_out}
-    study.table("Parts alone", text_columns("Part"), [([names[p]], m) for p, m in parts.items()])
-    study.ranked_bars(f"{study.title} {{}} by layers", {n: n for n in chosen}, "+".join(every))
-    values, whole = study.values(), study.values()["+".join(every)]
-    best = max(values, key=values.__getitem__)
-    alone = {names[part]: line[study.group]["AUROC"] for part, line in parts.items()}
-    first = max(alone, key=alone.__getitem__)
-    top = f"{best} is best on test data ({values[best]:.2f} %)"
-    study.found.update({names[part]: line for part, line in parts.items()})
-    return study.finding(
-        "layers", "Which layers and parts NAC+ needs",
-        f"With all early layers, {study.word} AUROC is {whole:.2f} %; "
-        f"{'no combination is better' if values[best] == whole else top}. "
-        f"Of the parts alone, {first} is best ({alone[first]:.2f} %).",
-        {"best": best.split("+"), "parts": alone},
-    )  # fmt: skip
+    left_out |= {ALIGNMENT, DISTANCE} if {*wide} - {*early} else set()
+    parts = {names[p]: scores.metrics(early, p) for p in names if p not in left_out}
+    study.table("Parts alone", text_columns("Part"), [([name], m) for name, m in parts.items()])
+    study.found.update(parts)
+    return {name: metrics[study.group]["AUROC"] for name, metrics in parts.items()}
 
 
 def subsets(names: Sequence[str]) -> list[tuple[str, ...]]:
@@ -160,8 +153,8 @@ def weighted(data: AnalysisData, options: Options) -> Finding:
         study.figures.append(tables.metric_bars(m, f"{m} by OOD set", list(study.found), bars))
     study.notes.append(
         f"Of {result.evaluated} combinations of weights, the one with the highest AUROC of ID "
-        f"against OOD validation data is used ({100 * result.best.auroc:.2f} %); among equals, the "
-        "first, with large weights. The other settings are unchanged."
+        f"against OOD validation data is used ({100 * result.best.auroc:.2f} %); ties go to the "
+        "first, which has larger weights. The other settings are unchanged."
     )
     paper = study.paper("Table 17", "weights", dataset=FAR)
     if paper:
@@ -258,22 +251,20 @@ def samples(data: AnalysisData, options: Options) -> Finding:
         raise NACError(f"`shares` must be above 0 and at most 1, got {wrong}.")
     whole_number("`repeats`", options.repeats, 1)
     plus, total = data.config.rule == PLUS, len(data.train_rows)
-    axes = ("samples", "repeat") if plus else ("samples", "share", "way", "repeat")
-    study = MetricStudy(data, options, *axes)
+    study = MetricStudy(data, options, "samples", "share", "way", "repeat")
     shares = {max(1, round(share * total)): share for share in sorted(options.shares)}
     # one draw is enough if it takes all samples
     draws = [(n, d) for n in shares for d in range(1 if n >= total else options.repeats)]
-    found: dict[tuple[int, str, int], Metrics] = {}
     for n, draw in bar(draws, "samples", options.progress):
         rng = np.random.RandomState([options.seed, n, draw])
         drawn = data.train.rows(np.sort(rng.permutation(total)[:n]))
         for way, metrics in (_plus_on if plus else _nac_on)(data, drawn):
-            found[n, way, draw] = metrics
-            study.found[(n, draw) if plus else (n, shares[n], way, draw)] = metrics
-    ways = list(dict.fromkeys(way for _, way, _ in found))
+            study.found[n, shares[n], way, draw] = metrics
+    ways = list(dict.fromkeys(way for _, _, way, _ in study.found))
 
     def summary(n: int, way: str, name: str, metric: str) -> Value:
-        return Value.of([m[name][metric] for at, m in found.items() if at[:2] == (n, way)])
+        drawn = [m for at, m in study.found.items() if (at[0], at[2]) == (n, way)]
+        return Value.of([metrics[name][metric] for metrics in drawn])
 
     columns = {
         (way, name): title if plus else f"{title}, {way}"

@@ -182,7 +182,7 @@ class _Features:
 
 
 def _trial(data: AnalysisData, runner: Runner, test: Sequence[Batch]) -> dict[str, Any]:
-    """Time and memory of setting up and scoring once; None for a setup that does not exist."""
+    """Time and memory of setting up and scoring once; None for a method without a setup."""
     found: dict[str, Any] = {"setup_samples": runner.samples}
     for name, run in (("setup", runner.set_up), ("inference", partial(runner.score, test))):
         # memory freed by an earlier method may still belong to the process, and hide the peak

@@ -147,7 +147,7 @@ class AnalysisData:
 
     @property
     def early_layers(self) -> list[str]:
-        """The layers in use without the input of the head, if NAC+ reads it."""
+        """The layers in use except the input of the head, if NAC+ reads it."""
         return [n for n in self.layers if not getattr(self.settings[n], "head_input", False)]
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Iterator, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Iterable, Iterator, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 #: Percent by name of an OOD set (or "nearood" or "farood") and by metric.
 Metrics = Mapping[str, Mapping[str, float]]
-#: Readings of datasets by name.
-Named = Mapping[str, Readings]
 
 
 class NACScores:
@@ -85,8 +83,8 @@ class PlusScores:
     def __init__(self, data: AnalysisData, fit: Optional[Readings] = None) -> None:
         self._data, self._fit = data, fit or data.fitting.fit
 
-    def metrics(self, layers: Sequence[str], part: Optional[str] = None) -> Metrics:
-        """The metrics of some early layers with all else, or of one part of the score alone."""
+    def metrics(self, layers: Iterable[str], part: Optional[str] = None) -> Metrics:
+        """The metrics with only these early layers, or of one part of the score alone."""
         data = self._data
         left_out = {*data.early_layers} - {*layers}
         rule = NACPlus({n: config for n, config in data.settings.items() if n not in left_out})

@@ -112,8 +112,8 @@ def embedded_sets(say: Say = lambda text: None) -> Datasets:
     patch_sets = {name: _patch_set(name, say) for name in BENCHMARKS[NAME].far}
     far = {name: images for name, images in patch_sets.items() if images is not None}
     ood_val = _patch_set(BENCHMARKS[NAME].ood_val, say)
-    labelled = parts["train"], parts["val"], parts["test"]
-    return Datasets(NAME, N_CLASSES, *labelled, ood_val, near, far, shifted, _SETTINGS.std)
+    labeled = parts["train"], parts["val"], parts["test"]
+    return Datasets(NAME, N_CLASSES, *labeled, ood_val, near, far, shifted, _SETTINGS.std)
 
 
 def _missing(name: str, library: str) -> str:
@@ -172,7 +172,7 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 
     found = load_digits()
     gray = np.rint(found.images * (255 / 16)).astype(np.uint8)  # stored as 0..16
-    return _rgb_of_side(gray), found.target.astype(np.int64)
+    return _resized_rgb(gray), found.target.astype(np.int64)
 
 
 def mnist() -> Optional[tuple[np.ndarray, np.ndarray]]:
@@ -189,7 +189,7 @@ def mnist() -> Optional[tuple[np.ndarray, np.ndarray]]:
 def _read_mnist(path: Path) -> tuple[np.ndarray, np.ndarray]:
     table = np.loadtxt(path, dtype=np.uint8, delimiter=",")
     coarse = [_coarse(image) for image in table[:, :-1].reshape(-1, 28, 28)]
-    return _rgb_of_side(np.stack(coarse)), table[:, -1].astype(np.int64)
+    return _resized_rgb(np.stack(coarse)), table[:, -1].astype(np.int64)
 
 
 def _coarse(gray: np.ndarray) -> np.ndarray:
@@ -230,7 +230,7 @@ def _library_file(library: str, name: str) -> Optional[Path]:
     return path if path.is_file() else None
 
 
-def _rgb_of_side(gray: np.ndarray) -> np.ndarray:
+def _resized_rgb(gray: np.ndarray) -> np.ndarray:
     """Gray images `[n, height, width]` of any size as 32x32 RGB."""
     images = (Image.fromarray(one) for one in np.ascontiguousarray(gray))
     resized = (image.resize((SIDE, SIDE), Image.Resampling.BILINEAR) for image in images)

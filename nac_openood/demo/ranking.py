@@ -115,7 +115,7 @@ def domain_images(name: str, pixels: np.ndarray, labels: np.ndarray) -> embedded
 def _shares(
     pixels: np.ndarray, labels: np.ndarray, *, names: tuple[str, ...]
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Up to 100 images per class, and labels, for each domain, none of them in two."""
+    """Up to 100 images per class and their labels for each domain; no image is in two domains."""
     classes = embedded.shuffled_classes(labels, N_DIGITS)
     size = min(_PER_CLASS, min(map(len, classes)) // len(names))
     shares = {}

@@ -126,17 +126,17 @@ def rank_checkpoints(
         for role, domains in roles.items()
         for name, data in domains.items()
     }
-    origins = _origins(found, network, samples, layer=layer, layout=configs[0].layout)
+    checked = _checked(found, network, samples, layer=layer, layout=configs[0].layout)
     readings: dict[Checkpoint, CheckpointReadings] = {}
     results_in: Any = tempfile.TemporaryDirectory() if out is None else nullcontext(out)
     with results_in as root, locked(make_folder(root)):
         folder = make_folder(Path(root) / "readings")
-        for one, origin in zip(found, origins):
+        for one, made_with in zip(found, checked):
             path = folder / f"{one.name}.safetensors"
-            stored = CheckpointReadings.load_if(path, origin)
+            stored = CheckpointReadings.load_if(path, made_with)
             if stored is None:
                 say(f"reading checkpoint {len(readings) + 1} of {len(found)}: {one.name}")
-                stored = CheckpointReadings.extract(path, network(one), samples, origin)
+                stored = CheckpointReadings.extract(path, network(one), samples, made_with)
             readings[one] = stored
         ranking = _ranking(readings, configs)
         ranking.save(folder.parent)
@@ -168,10 +168,10 @@ def networks_of(
     return checkpoints, network
 
 
-def _origins(
+def _checked(
     checkpoints: Sequence[Checkpoint], network: MakeNetwork, samples: SamplesByRole, **settings: Any
 ) -> list[dict[str, Any]]:
-    """Load and check every checkpoint before anything is written; return what each is read with."""
+    """Load and check all checkpoints before anything is written; return what readings depend on."""
     fingerprints = []
     for one in checkpoints:
         net = network(one)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from textwrap import wrap
 from typing import Any, Sequence
 
 from nac_openood.benchmark.run.results import Value
@@ -39,9 +38,8 @@ def ranked_csv(ranked: RankedRuns) -> str:
 def ranked_summary(ranked: RankedRuns) -> str:
     """The tables as text for a terminal of 100 columns."""
     tables = [*([_choice_table(ranked)] if ranked.has_test else []), _settings_table(ranked)]
-    lines = [line for table in tables for line in (*render.text_table(table), "")]
-    texts = [ranking_verdict(ranked), *(f"Note: {note}" for note in _notes(ranked))]
-    return "\n".join([*lines, *(line for text in texts for line in wrap(text, 100))])
+    notes = [f"Note: {note}" for note in _notes(ranked)]
+    return render.terminal_text(*tables, ranking_verdict(ranked), *notes)
 
 
 def ranked_document(ranked: RankedRuns) -> render.Document:

@@ -10,7 +10,7 @@ from typing import Any, Iterator, Mapping, Sequence
 
 from nac_openood.benchmark.paper.published import LEADERBOARD
 from nac_openood.benchmark.run.results import GROUP_NAMES, GROUP_WORDS, Results
-from nac_openood.benchmark.run.significance import Difference, Paired, clearly
+from nac_openood.benchmark.run.significance import Difference, Paired, significant_side
 from nac_openood.report import figures, render
 from nac_openood.report import formatting as fmt
 from nac_openood.report.gallery import hardest_samples, sentences, story
@@ -23,9 +23,9 @@ _COSTS = {"ms_per_image": "ms / image", "setup_seconds": "Setup, s", "peak_mb": 
 _ABOUT_TESTS = (
     "DeLong's test, paired by sample: would other test samples of the same kind give the same "
     "order? Differences are percentage points of AUROC, means over OOD sets and checkpoints. The "
-    "p-values are corrected (Holm) for the number of methods in the table, not for your having "
-    "tried several settings; p < 0.01 counts as more than chance. The checkpoints count as given: "
-    "'ahead on' tells how many of them agree."
+    "p-values are corrected (Holm) for the number of methods in the table, but not for settings "
+    "that you tried before; p < 0.01 counts as significant. The checkpoints are taken as fixed: "
+    "'Ahead on' is the number of them on which the method is ahead."
 )
 _ROLES = {"id": "in-distribution", "csid": "in-distribution, covariate shift"}
 
@@ -60,8 +60,7 @@ def results_csv(results: Results) -> str:
 
 def _titled(row: Mapping[str, Any]) -> dict[str, Any]:
     """The row with the metrics' titles as keys: both kinds of FPR@95 say which they are."""
-    names = {end: {f"{k}{end}": f"{v}{end}" for k, v in fmt.SHOWN.items()} for end in ("", " std")}
-    titles = {**names[""], **names[" std"]}
+    titles = {f"{k}{end}": f"{v}{end}" for k, v in fmt.SHOWN.items() for end in ("", " std")}
     return {titles.get(k, k): v for k, v in row.items()}
 
 
@@ -82,22 +81,19 @@ def results_latex(results: Results) -> str:
 
 
 def summary_table(results: Results) -> str:
-    """The ranking with `>` before our methods, the verdict and notes, 100 columns wide at most."""
+    """The ranking with `>` before our methods, the verdict and notes, at most 100 columns wide."""
     ranked = Ranked(results)
+    opening = () if results.confident is None else sentences(results, results.confident)
     table = _ranking_table(ranked)
     # there is no room for the last column, the implementations
-    story = [] if results.confident is None else sentences(results, results.confident)
-    lines = [line for text in story for line in wrap(text, 100)] + [""] * bool(story)
-    lines += render.text_table(table, len(table.columns) - 1)
+    lines = render.text_table(table, len(table.columns) - 1)
     lines += [render.shortened(f"    {problem}") for problem in _problems(ranked)]
-    section = against_paper(ranked)
-    short = any(row.get("source") == LEADERBOARD for row in results.paper)
-    for block in section.blocks if short else ():
-        lines += ["", *(render.text_table(block) if isinstance(block, Table) else wrap(str(block)))]
-    notes = [f"Note: {note}" for note in results.notes]
-    for text in (*_metric_notes(ranked), verdict(ranked), *notes):
-        lines += ["", *wrap(text, 100)]
-    return "\n".join(lines)
+    on_leaderboard = any(row.get("source") == LEADERBOARD for row in results.paper)
+    return render.terminal_text(
+        [line for text in opening for line in wrap(text, 100)], lines,
+        *(against_paper(ranked).blocks if on_leaderboard else ()), *_metric_notes(ranked),
+        verdict(ranked), *(f"Note: {note}" for note in results.notes),
+    )  # fmt: skip
 
 
 def comparison_document(results: Results) -> render.Document:
@@ -119,7 +115,7 @@ def verdict(ranked: Ranked) -> str:
     """How each of our methods ranks, a sentence each."""
     ours = [m for m in ranked.methods if m.ours]
     if not ranked.worked:
-        return "No method produced a result; the ranking lists the reasons."
+        return "No method has a result; the ranking lists the reasons."
     if not ours:
         return f"{fmt.count(len(ranked.worked), 'method')} compared; NAC is not among them."
     sentences = []
@@ -174,7 +170,7 @@ def _tiles(ranked: Ranked, m: RankedMethod) -> Iterator[Tile]:
 
 def _ranking(ranked: Ranked) -> Section:
     """Means, times and implementations, and what went wrong."""
-    order = "Methods are ordered by near-OOD AUROC, or far-OOD AUROC without it."
+    order = "Methods are ordered by near-OOD AUROC, or by far-OOD AUROC if there is no near-OOD."
     text = f"Percent{_spread(ranked.results)}. {order}"
     notes, problems = _metric_notes(ranked), _problems(ranked)
     return Section("ranking", "Ranking", [text, *notes, _ranking_table(ranked), problems])
@@ -272,7 +268,7 @@ def _significance(ranked: Ranked) -> Section:
 
 
 def _difference(title: str, found: Difference) -> list[Entry]:
-    side = clearly(found)
+    side = significant_side(found)
     return [
         title, Cell(f"{found.points:+.2f}", value=found.points),
         f"{found.low:+.2f} to {found.high:+.2f}",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from textwrap import wrap
 from typing import Any, Sequence
 
 from nac_openood import files
@@ -14,7 +13,7 @@ from nac_openood.analysis.finding import About, Finding
 from nac_openood.errors import FileError
 from nac_openood.report import render
 from nac_openood.report.figures import svg_file
-from nac_openood.report.formatting import count, set_title, settings_text
+from nac_openood.report.formatting import capital, count, set_title, settings_text
 from nac_openood.report.render import Content, Figures, Section
 
 _ROLES = {"fit": "fitting subset", "id_val": "ID validation", "ood_val": "OOD validation",
@@ -41,7 +40,7 @@ def write_figures(found: Finding, folder: Path) -> list[Path]:
 def write_analysis_page(folder: Path) -> Path:
     """Write `report.html` with all findings about one network and its data.
 
-    Findings about other networks or data than the newest one are left out.
+    Findings about another network or other data than the newest one's are left out.
 
     Raises:
         NACError: if matplotlib is not installed.
@@ -59,8 +58,7 @@ def write_analysis_page(folder: Path) -> Path:
 
 def finding_text(found: Finding) -> str:
     """The sentence and the first table as text for a terminal of 100 columns."""
-    tables = [line for table in found.tables[:1] for line in ("", *render.text_table(table))]
-    return "\n".join([*wrap(f"{found.title}: {found.sentence}", 100), *tables])
+    return render.terminal_text(f"{found.title}: {found.sentence}", *found.tables[:1])
 
 
 def analysis_document(findings: Sequence[Finding], about: About) -> render.Document:
@@ -69,10 +67,12 @@ def analysis_document(findings: Sequence[Finding], about: About) -> render.Docum
     for f in findings:
         blocks: list[Content] = [f.sentence, Figures(f.figures), *f.tables, [*f.notes], *f.gallery]
         sections.append(Section(f.kind, f.title, blocks))
+    plus = not any("n_bins" in own for own in about.settings.values())  # NAC+ has no such settings
+    rule, what = ("NAC+", "is a study of NAC+") if plus else ("NAC", "repeats a study of the paper")
     surrogate = f"The OOD validation set is made of {about.ood_val['name']}."
     notes = [surrogate] if about.ood_val["surrogate"] else []
-    notes += [] if about.searched else ["NAC's settings were not searched."]
-    several = "Each section repeats tables or figures of the paper on this network."
+    notes += [] if plus or about.searched else ["NAC's settings were not searched."]
+    several = f"Each section {what} on this network."
     facts = [
         count(len(findings), "analysis", "analyses"),
         f"{about.accuracy:.2f} % ID accuracy",
@@ -84,8 +84,8 @@ def analysis_document(findings: Sequence[Finding], about: About) -> render.Docum
     settings = {name: settings_text(own) for name, own in layers.items()}
     versions = about.made_with["versions"]
     return render.Document(
-        f"{set_title(about.id_name)}: analyses of NAC", about.arch,
+        f"{capital(set_title(about.id_name))}: analyses of {rule}", about.arch,
         findings[0].sentence if len(findings) == 1 else several,
-        sections, facts, notes, topic="Analysis of NAC", command=about.command,
-        about={"Data": samples, "Settings of NAC": settings, "Versions": versions},
+        sections, facts, notes, topic=f"Analysis of {rule}", command=about.command,
+        about={"Data": samples, f"Settings of {rule}": settings, "Versions": versions},
     )  # fmt: skip

@@ -118,47 +118,30 @@ def story(results: Results) -> dict[str, Any]:
     found = results.confident
     if found is None:
         return {}
-
-    def group(title: str, note: str, files: Sequence[str]) -> dict[str, Any]:
-        images = [picture_in(results, file) for file in files]
-        return {"title": title, "note": note, "pictures": list(filter(None, images))}
-
-    shown = [
-        group(
-            fmt.set_title(name),
-            f"sure of {sure} of {n:,}, {caught} caught",
-            found.shown.get(name, ()),
-        )
-        for name, (n, sure, caught) in found.sets.items()
-    ]
-    classes = fmt.count(found.n_classes, "class", "classes")
     note = (
-        f"p is the share of samples, of {found.n_known:,} test samples and the one shown, whose "
-        f"{found.method} score is as low or lower. Of samples like those of training, at most "
-        f"{100 * found.level:.0f} % have p \u2264 {found.level:g}. Shown are mistakes among the "
-        "ten surest of a dataset."
+        f"p is the share of samples with a {found.method} score as low, among {found.n_known:,} "
+        f"test samples and the one in question. Of samples like the training data, at most "
+        f"{100 * found.level:.0f} % have p \u2264 {found.level:g}. Each mistake shown is one of "
+        "the ten most confident of its dataset."
     )
     seen, caught = sentences(results, found)
+    title, classes = fmt.set_title(results.id_name), fmt.count(found.n_classes, "class", "classes")
     return {
-        "seen": seen,
-        "caught": caught,
-        "known": group(fmt.capital(fmt.set_title(results.id_name)), classes, found.known),
-        "shown": shown,
-        "cards": [(e, picture_in(results, e.file)) for e in found.examples],
-        "found": found,
-        "note": note,
-    }
+        "seen": seen, "caught": caught, "note": note, "found": found, "classes": classes,
+        "title": fmt.capital(title),
+        "pictures": lambda files: list(filter(None, (picture_in(results, f) for f in files))),
+    }  # fmt: skip
 
 
 def sentences(results: Results, found: ConfidentMistakes) -> tuple[str, str]:
     """What the network learned, was shown and was wrong about, and how much of that is caught."""
     n, sure, caught = (sum(counts) for counts in zip(*found.sets.values()))
     name, accuracy = fmt.set_title(results.id_name), results.runs[0].accuracy
-    right = "" if accuracy is None else f" and classifies {accuracy:.1f} % of new ones correctly"
+    right = "" if accuracy is None else f" and classifies {accuracy:.1f} % of new samples correctly"
     return (
-        f"A network was trained on {name}{right}. Then it was shown {n:,} samples from none of "
-        f"its {found.n_classes} classes. Whatever it says is wrong, but for {sure:,} of them it is "
-        f"at least {100 * found.sure:.0f} % sure.",
+        f"A network was trained on {name}{right}. Then it was shown {n:,} samples of none of its "
+        f"{found.n_classes} classes. Any class it predicts is wrong, yet for {sure:,} of them it "
+        f"is at least {100 * found.sure:.0f} % sure.",
         f"An alarm at p \u2264 {found.level:g} with {found.method} catches {caught:,} of these "
         f"{sure:,} confident mistakes ({100 * caught / sure:.0f} %).",
     )

@@ -6,12 +6,15 @@ import csv
 import io
 import re
 from html import escape
-from itertools import accumulate, count, groupby, product
+from itertools import count, groupby, product
 from math import isfinite
 from pathlib import Path
-from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence, Union
+from textwrap import wrap
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
+import markupsafe
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from nac_openood import files
 from nac_openood.__about__ import __version__
@@ -22,9 +25,7 @@ from nac_openood.tables import Cell, Column, Entry, Examples, Figure, Table, tex
 
 _ASSETS = Path(__file__).parent / "assets"
 _WIDTH, _NAME = 100, 20  # columns of a terminal, and of a name in it
-#: The note below a heading, which stands in parentheses in Markdown and LaTeX.
-_NOTE = r"\n(.*)"
-#: Columns (by which values are better in them) that show standard deviations: the first choice, and
+#: Which columns show standard deviations, by which values are better in them: the first choice, and
 #: what is tried next if there is no room.
 _SPREADS = (("higher", "lower", ""), ("higher",), ())
 
@@ -120,19 +121,48 @@ def render_page(content: Document) -> str:
     Raises:
         NACError: if matplotlib is not installed.
     """
-    templates = Environment(
+    return _rendered("page.html", markupsafe.escape, document=content)
+
+
+def render_markdown(content: Document) -> str:
+    """A document as Markdown, without its figures."""
+    return _rendered("results.md.j2", _escaped, document=content)
+
+
+def latex_table(table: Table, caption: str, label: str) -> str:
+    """A table as a float with rules of the package booktabs; the best of a column is bold.
+
+    Args:
+        table: the table; cells with rank 1 are bold, and those with rank 2 underlined.
+        caption: as text.
+        label: for references.
+    """
+    return _rendered("table.tex.j2", latex_text, table=table, caption=caption, label=label)
+
+
+#: LaTeX has many braces of its own, so its templates have other delimiters.
+_LATEX_SYNTAX: Any = {
+    "block_start_string": "<%", "block_end_string": "%>",
+    "variable_start_string": "<<", "variable_end_string": ">>",
+    "comment_start_string": "<#", "comment_end_string": "#>",
+}  # fmt: skip
+
+
+def _rendered(template: str, escape: Callable[[Any], str], **values: Any) -> str:
+    """A template filled with values that are passed through `escape`."""
+    environment = Environment(
         loader=FileSystemLoader(_ASSETS), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+        finalize=lambda value: value if isinstance(value, Markup) else Markup(escape(value)),
+        **(_LATEX_SYNTAX if escape is latex_text else {}),
     )  # fmt: skip
     numbers = count(1)
-    templates.filters.update(
+    environment.filters.update(
         picture=picture_of, svg=lambda picture: svg(picture, f"picture-{next(numbers)}"),
-        kind=lambda block: type(block).__name__, cell=Cell.of, groups=_groups,
+        kind=lambda block: type(block).__name__, cell=Cell.of, groups=_groups, heading=_heading,
         ordinal=ordinal, set_title=set_title, share=share_text,
     )  # fmt: skip
-    sections = [section for section in content.sections if section.blocks]
-    page = templates.get_template("page.html")
-    return page.render(document=content, sections=sections, version=__version__)
+    return environment.get_template(template).render(values, version=__version__)
 
 
 def _groups(columns: Sequence[Column]) -> list[tuple[str, int]]:
@@ -141,58 +171,25 @@ def _groups(columns: Sequence[Column]) -> list[tuple[str, int]]:
     return found if any(title for title, _ in found) else []
 
 
-def render_markdown(content: Document) -> str:
-    """A document as Markdown, without its figures."""
-    parts = [
-        f"# {_escaped(content.title)}",
-        *([_escaped("{seen} {caught}".format(**content.story))] if content.story else []),
-        f"**{_escaped(content.verdict)}**",
-        _escaped(" \u00b7 ".join([content.arch, *content.facts])) + ".",
-        *_markdown([f"Note: {note}" for note in content.notes]),
-    ]
-    for section in content.sections:
-        parts += _markdown(section, "##")
-    about: list[Content] = [
-        Section("", title, [[f"{name}: {value}" for name, value in own.items()]])
-        for title, own in content.about.items()
-    ]
-    if content.command:
-        parts.append(f"## Command to reproduce it\n\n```\n{content.command}\n```")
-    parts += _markdown(Section("", "About this report", about), "##")
-    return "\n\n".join(parts) + "\n"
-
-
-def _markdown(block: Content, level: str = "###") -> Iterator[str]:
-    """The block's paragraphs; figures have none."""
-    if isinstance(block, str):
-        yield _escaped(block)
-    elif isinstance(block, list) and block:
-        yield "\n".join(f"- {_escaped(item)}" for item in block)
-    elif isinstance(block, Section):
-        texts = [text for each in block.blocks for text in _markdown(each)]
-        yield from [f"{level} {_escaped(block.title)}", *texts] if texts else []
-    elif isinstance(block, Table):
-        if block.title:
-            yield f"### {_escaped(block.title)}"
-        if block.rows:
-            yield _markdown_table(block)
-
-
-def _markdown_table(table: Table) -> str:
-    heads = [f"{c.group} " + re.sub(_NOTE, r" (\1)", c.title) for c in table.columns]
-    lines = [[_escaped(head) for head in heads]]
-    lines.append(["---:" if column.number else "---" for column in table.columns])
-    for number, row in enumerate(table.rows):
-        cells = [_escaped(Cell.of(entry)) for entry in row]
-        if number in table.ours:
-            cells[table.name_column] = f"**{cells[table.name_column]}**"
-        lines.append(cells)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _heading(column: Column) -> str:
+    """The title on one line, with its note in parentheses."""
+    return re.sub(r"\n(.*)", r" (\1)", column.title)
 
 
 def _escaped(value: object) -> str:
     """One line that neither breaks a table nor starts a tag."""
     return escape(" ".join(str(value).split()), quote=False).replace("|", "\\|")
+
+
+def terminal_text(*blocks: Content) -> str:
+    """Paragraphs, tables and lists of lines for a terminal, with an empty line in between."""
+    parts: list[list[str]] = []
+    for block in blocks:
+        if isinstance(block, Table):
+            parts.append(text_table(block))
+        elif isinstance(block, (str, list)):
+            parts.append(wrap(block, _WIDTH) if isinstance(block, str) else block)
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
 def text_table(table: Table, most: Optional[int] = None) -> list[str]:
@@ -244,44 +241,6 @@ _LATEX = {
 def latex_text(text: object) -> str:
     """A text on one line as LaTeX prints it."""
     return "".join(_LATEX.get(character, character) for character in " ".join(str(text).split()))
-
-
-def latex_table(table: Table, caption: str, label: str) -> str:
-    """A table as a float with rules of the package booktabs; the best of a column is bold.
-
-    Args:
-        table: the table; cells with rank 1 are bold, and those with rank 2 underlined.
-        caption: as text.
-        label: for references.
-    """
-    groups = _groups(table.columns)
-    # a note goes below the title: beside it, six columns would be wider than a page
-    parts = [re.sub(_NOTE, "\n(\\1)", column.title).split("\n") for column in table.columns]
-    stacks = [r"\\".join(map(latex_text, part)) for part in parts]
-    titles = [rf"\shortstack[r]{{{s}}}" if r"\\" in s else s for s in stacks]
-    lines = [
-        r"\begin{table}", r"\centering", r"\footnotesize\setlength{\tabcolsep}{2pt}",
-        rf"\caption{{{latex_text(caption)}}}",
-        rf"\label{{{label}}}",
-        rf"\begin{{tabular}}{{{''.join('r' if c.number else 'l' for c in table.columns)}}}",
-        r"\toprule",
-    ]  # fmt: skip
-    if groups:
-        spans = [rf"\multicolumn{{{n}}}{{c}}{{{latex_text(title)}}}" for title, n in groups]
-        ends = list(accumulate(n for _, n in groups))
-        rules = [rf"\cmidrule(lr){{{e - n + 1}-{e}}}" for e, (t, n) in zip(ends, groups) if t]
-        lines += [" & ".join(spans) + r" \\", "".join(rules)]
-    lines += [" & ".join(titles) + r" \\", r"\midrule"]
-    for row in table.rows:
-        cells = [Cell.of(entry) for entry in row]
-        marks = {1: r"\textbf{%s}", 2: r"\underline{%s}"}
-        texts = [marks.get(c.rank or 0, "%s") % latex_text(c.text) for c in cells]
-        spreads = [
-            rf" {{\scriptsize {latex_text(c.spread.replace(' ', ''))}}}" if c.spread else ""
-            for c in cells
-        ]
-        lines.append(" & ".join(map("".join, zip(texts, spreads))) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
 
 def csv_text(records: Sequence[Mapping[str, Any]]) -> str:

@@ -71,10 +71,10 @@ def run_scores(results: Results, method: RankedMethod) -> Optional[RunScores]:
 
 def distributions(ranked: Ranked) -> Section:
     """Score histograms of our methods, the best other method, and MSP."""
-    text = "Both areas are equal: the less they overlap, the better ID and OOD are told apart."
+    text = "Both areas are equal; the less they overlap, the better ID and OOD are separated."
     blocks = _by_dataset(ranked, _best(ranked, 1, "msp"), _histograms, text)
     if ranked.worked and ranked.ood_sets and not blocks:
-        blocks = ["The scores are not in this folder, so there is nothing to draw here."]
+        blocks = ["The scores are not in this folder, so there is nothing to draw."]
     return Section("scores", "Score distributions", blocks)
 
 

@@ -157,8 +157,7 @@ def scorers(
             checkpoint.
         say: function that is called with a message if no baseline can run.
     """
-    ours = [row for row in rows if row.rule or row.scorer or row.backends == (OWN,)]
-    baselines = len(ours) < len(rows)
+    baselines = [row for row in rows if not (row.rule or row.scorer or row.backends == (OWN,))]
     backends = usable_backends(backend, say) if baselines else ()
 
     def make(method: Method, checkpoint: Checkpoint) -> Scorer:

@@ -71,11 +71,7 @@ def fit_iodin(inputs: MethodInputs) -> FittedMethod:
 
 def fit_adascale_a(inputs: MethodInputs, **fixed: Any) -> FittedMethod:
     """SCALE at a percentile that depends on how much features change with a moved image."""
-
-    def energy(head: nn.Module, features: Tensor, ratio: Tensor) -> Tensor:
-        return head(features * ratio.exp())
-
-    return _adascale(inputs, energy, **fixed)
+    return _adascale(inputs, lambda head, features, ratio: head(features * ratio.exp()), **fixed)
 
 
 def fit_adascale_l(inputs: MethodInputs, **fixed: Any) -> FittedMethod:

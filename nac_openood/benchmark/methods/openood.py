@@ -22,7 +22,7 @@ from nac_openood.network.inputs import device_of, logits_of
 from nac_openood.network.replica import kept_random_state, run
 from nac_openood.sources.checkpoints import load_checkpoint
 
-#: What OpenOOD's ResNets return as `feature_list`: what enters the first stage, and these.
+#: OpenOOD's ResNets return a `feature_list`: the input of the first stage, and these outputs.
 _LISTED = ("layer1", "layer2", "layer3", "avgpool")
 
 

@@ -35,7 +35,7 @@ from nac_openood.tensor_files import versions
 #: Which datasets of image files had no unreadable images, by identity.
 _CHECKED = "images.json"
 _UNFINISHED: Failure = ("failed", "not finished: repeat the comparison to continue from here")
-#: A method that takes fewer seconds had stored results.
+#: Seconds; a method that takes less had stored results.
 _INSTANT = 0.2
 
 
@@ -178,10 +178,10 @@ class Study:
 
 
 def run_study(study: Study, *, against: Optional[str] = None) -> Results:
-    """Run what has no stored results yet, tabulate everything, and write `results.json`.
+    """Run all methods without stored results, tabulate everything, and write `results.json`.
 
     Each result is stored as soon as it is available. A method that fails does not stop the others.
-    If the study is interrupted, what is done so far is tabulated first.
+    If the study is interrupted, the results so far are tabulated first.
 
     Args:
         study: what to compare.
@@ -189,29 +189,30 @@ def run_study(study: Study, *, against: Optional[str] = None) -> Results:
     """
     with locked(make_folder(study.out)), kept_random_state():
         store.clear_leftovers(study.out)
-        # before all images are read, so that a wrong network is noticed at once
+        # before all images are checked, so that a wrong network is noticed at once
         loaded = [study.network(study.runs[0])]
         study = study.checked()
         remove(study.out / results.RESULTS_FILE)  # an old table would not match new scores
-        accuracy: dict[str, float] = {}
-        done: dict[tuple[str, str], Optional[Failure]] = {}
-        left = TimeLeft([(r.name, m.name) for r in study.runs for m in study.methods])
+        infos: dict[str, NetworkInfo] = {}
+        rows: dict[tuple[str, str], Row] = {}
+        left = TimeLeft([method.name for _ in study.runs for method in study.methods])
         device = torch.device("cpu")
         try:
             for checkpoint in study.runs:
                 run = _start(study, checkpoint, loaded)
+                info = infos[checkpoint.name] = NetworkInfo(*checkpoint)
                 if isinstance(run, NetworkRun):
-                    accuracy[checkpoint.name], device = run.accuracy, run.device
+                    info = infos[checkpoint.name] = replace(info, accuracy=run.accuracy)
+                    device = run.device
                 for number, method in enumerate(study.methods, start=1):
                     step = f"[{number}/{len(study.methods)}{left}] {method.title}"
                     failed = run.run_method(method, step) if isinstance(run, NetworkRun) else run
-                    done[checkpoint.name, method.name] = failed
-                    left.finished(checkpoint.name, method.name)
-                    if failed is None and study.on_result is not None:
-                        info = NetworkInfo(*checkpoint, accuracy[checkpoint.name])
-                        _tell(study.on_result, _row(study, info, method, None))
+                    row = rows[info.name, method.name] = _row(study, info, method, failed)
+                    left.finished()
+                    if row.status == "ok" and study.on_result is not None:
+                        _notify(study.on_result, row)
         finally:
-            found = tabulate(study, accuracy, done, device)
+            found = tabulate(study, infos, rows, device)
             found = found.beside_published(against) if against else found
             found.save()
         return found
@@ -223,32 +224,31 @@ class TimeLeft:
     A method is expected to take as long as on earlier networks, or as the others' mean.
 
     Args:
-        cells: networks and methods, in the order in which they run.
+        methods: the methods in the order in which they run, once for each network.
     """
 
-    def __init__(self, cells: Sequence[tuple[str, str]]) -> None:
-        self._cells, self._last = list(cells), time.monotonic()
+    def __init__(self, methods: Sequence[str]) -> None:
+        self._methods, self._last = list(methods), time.monotonic()
         self._seconds: dict[str, float] = {}
 
-    def finished(self, run: str, method: str) -> None:
-        """Note that the first cell that was left is this one, and done."""
-        now = time.monotonic()
-        self._cells.remove((run, method))
+    def finished(self) -> None:
+        """Note that the next method is done."""
+        now, method = time.monotonic(), self._methods.pop(0)
         self._seconds[method] = max(self._seconds.get(method, 0.0), now - self._last)
         self._last = now
 
     def __str__(self) -> str:
-        # what was done before takes no time, and says nothing about the rest
+        # results of an earlier run take no time, and say nothing about the rest
         known = [seconds for seconds in self._seconds.values() if seconds > _INSTANT]
         if not known:
             return ""
         mean = sum(known) / len(known)
-        seconds = sum(self._seconds.get(method, mean) for _, method in self._cells)
+        seconds = sum(self._seconds.get(method, mean) for method in self._methods)
         return f", about {tqdm.format_interval(seconds)} left"
 
 
-def _tell(on_result: Callable[[Row], None], row: Row) -> None:
-    """Pass a result on; what fails there must not cost the others."""
+def _notify(on_result: Callable[[Row], None], row: Row) -> None:
+    """Call `on_result`; an error in it must not stop the comparison."""
     if not is_main():
         return
     try:
@@ -280,18 +280,19 @@ def _start(
         study.say(f"{name} failed: {error_text(error)}")
         return "failed", error_text(error)
     study.say(f"{name}: accuracy {accuracy:.2f} %")
-    for doubt in _by_chance(study, {name: accuracy}):
+    for doubt in _by_chance(study, [NetworkInfo(*checkpoint, accuracy)]):
         study.say(doubt)
     return run
 
 
-def _by_chance(study: Study, accuracy: Mapping[str, float]) -> Iterator[str]:
-    """A note for each network that is no better than chance."""
-    for name, percent in accuracy.items():
-        if percent < 2 * 100 / study.sets.n_classes:
+def _by_chance(study: Study, runs: Iterable[NetworkInfo]) -> Iterator[str]:
+    """A note for each network that is hardly better than chance."""
+    for run in runs:
+        if run.accuracy is not None and run.accuracy < 2 * 100 / study.sets.n_classes:
             yield (
-                f"{name} is hardly better than chance, with an accuracy of {percent:.1f} %: check "
-                "its weights, the transform, and whether its classes are in the order of the data's"
+                f"{run.name} is hardly better than chance, with an accuracy of {run.accuracy:.1f} "
+                "%: check its weights, the transform, and that the data numbers its classes in "
+                "the order of the network's outputs"
             )
 
 
@@ -300,22 +301,22 @@ def _by_chance(study: Study, accuracy: Mapping[str, float]) -> Iterator[str]:
 
 def tabulate(
     study: Study,
-    accuracy: Mapping[str, float],
-    done: Mapping[tuple[str, str], Optional[Failure]],
+    infos: Mapping[str, NetworkInfo],
+    done: Mapping[tuple[str, str], Row],
     device: torch.device,
 ) -> Results:
-    """Read the stored scores of a study and compute its metrics.
+    """Collect the results of a study, with the samples to show.
 
     Args:
         study: what was compared.
-        accuracy: in percent, by run.
-        done: by run and method, None if its stored results are up to date, or why there are none.
-            Others count as unfinished: what is stored may be of other weights.
+        infos: the networks that were started, by name.
+        done: rows by network and method. Others count as unfinished: what is stored may be of
+            other weights.
         device: where the networks ran.
     """
-    runs = tuple(NetworkInfo(r.name, r.path, accuracy.get(r.name)) for r in study.runs)
+    runs = tuple(infos.get(run.name, NetworkInfo(*run)) for run in study.runs)
     rows = tuple(
-        _row(study, run, method, done.get((run.name, method.name), _UNFINISHED))
+        done.get((run.name, method.name)) or _row(study, run, method, _UNFINISHED)
         for run in runs
         for method in study.methods
     )
@@ -334,7 +335,7 @@ def tabulate(
         study.out, study.sets.id_name, study.arch, study.command,
         created.isoformat(timespec="seconds"), versions(), machine, tuple(sets), runs, rows,
         gallery=tuple(hardest(study, first, ready)), surrogates=study.surrogates,
-        notes=(*_by_chance(study, accuracy), *_notes(study, rows)),
+        notes=(*_by_chance(study, runs), *_notes(study, rows)),
         confident=confident_mistakes(study, first, ready),
     )  # fmt: skip
 

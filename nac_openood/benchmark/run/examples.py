@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Optional, Sequence
 
 import numpy as np
 import torch
@@ -24,10 +23,10 @@ if TYPE_CHECKING:
 NAC_PLUS, CONFIDENCE = "nac_plus", "msp"
 #: How many of the hardest samples of the ID test set and of each OOD set are shown.
 _HARDEST_ID, _HARDEST_OOD = 8, 4
-#: From this confidence on, the network counts as sure. So many mistakes are shown, one for each OOD
-#: set: of the ten surest, the one whose picture has most detail, that is, the largest PNG.
+#: The network counts as sure from this confidence on. At most three mistakes are shown, one per OOD
+#: set: of the ten most confident, the one whose picture has the most detail (the largest PNG).
 _SURE, _MISTAKES, _SUREST = 0.9, 3, 10
-#: Pictures of the classes, and of each OOD set.
+#: How many pictures are shown of the classes, and of each OOD set.
 _CLASSES, _OF_SET = 8, 4
 
 
@@ -39,27 +38,20 @@ def hardest(study: Study, run: str, ready: Sequence[str]) -> Iterator[results.Ha
         run: name of the network.
         ready: names of the methods with results.
     """
-    for method in (NAC_PLUS, NAC):
-        if method in ready:
-            yield from _hardest(study, method, _scores(study, run, method))
-
-
-def _hardest(
-    study: Study, method: str, scored: Mapping[str, Scores]
-) -> Iterator[results.HardSample]:
-    """The samples of one method, with the parts of their scores between 0 and 1."""
-    for name, stored in scored.items():
-        order = np.argsort(stored.score, kind="stable")
-        inside = study.sets.roles()[name] == "id"
-        kind = "id-lowest" if inside else "ood-highest"
-        for index in (order[:_HARDEST_ID] if inside else order[::-1][:_HARDEST_OOD]).tolist():
-            layers = {layer: float(part[index]) for layer, part in stored.by_layer.items()}
-            if method != NAC:  # the share of ID test samples with values as low
-                known = scored["test"].by_layer
-                layers = {n: float((known[n] <= value).mean()) for n, value in layers.items()}
-            title, score = study.scored[name].sample_name(index), float(stored.score[index])
-            file = _save_picture(study, name, index)
-            yield results.HardSample(kind, name, title, score, layers, file, method)
+    for method in [name for name in (NAC_PLUS, NAC) if name in ready]:
+        scored = _scores(study, run, method)
+        for name, stored in scored.items():
+            order = np.argsort(stored.score, kind="stable")
+            inside = study.sets.roles()[name] == "id"
+            kind = "id-lowest" if inside else "ood-highest"
+            for index in (order[:_HARDEST_ID] if inside else order[::-1][:_HARDEST_OOD]).tolist():
+                parts = {layer: float(part[index]) for layer, part in stored.by_layer.items()}
+                if method != NAC:  # the share of ID test samples with values as low
+                    known = scored["test"].by_layer
+                    parts = {n: float((known[n] <= value).mean()) for n, value in parts.items()}
+                title, score = study.scored[name].sample_name(index), float(stored.score[index])
+                file = _save_picture(study, name, index)
+                yield results.HardSample(kind, name, title, score, parts, file, method)
 
 
 def confident_mistakes(
@@ -125,7 +117,7 @@ def _save_picture(study: Study, dataset: str, index: int) -> Optional[str]:
     if content is None:
         return None
     file = f"gallery/{dataset}_{index}.png"
-    path = Path(study.out / file)
+    path = study.out / file
     make_folder(path.parent)
     with replacing(path) as temporary:
         temporary.write_bytes(content)
@@ -137,7 +129,7 @@ def _picture(study: Study, dataset: str, index: int) -> Optional[bytes]:
     try:
         picture: Any = study.scored[dataset].picture(index)
         return None if picture is None else small_png(picture)
-    except Exception as error:  # the user's code failed, which must not cost the results
+    except Exception as error:  # an error in the user's code must not stop the comparison
         text = f"sample {index} of '{dataset}' has no picture: {error_text(error)}"
         warnings.warn(text, UserWarning, stacklevel=2)
         return None

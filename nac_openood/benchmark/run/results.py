@@ -286,7 +286,7 @@ class Results:
     def value(self, method: str, dataset: str, metric: str) -> Optional[Value]:
         """Mean and sample standard deviation over the runs that worked.
 
-        None if any of them has no number: a mean over fewer would look like one over all.
+        None if any of them lacks the number: a mean over fewer runs would look like one over all.
         """
         rows = [r for r in self.rows if r.method == method and r.status == "ok"]
         numbers = [r.metrics.get(dataset, {}).get(metric, np.nan) for r in rows]
@@ -332,6 +332,10 @@ class Results:
     def names(self, role: str) -> list[str]:
         """The names of the datasets of a role, in order."""
         return [s.name for s in self.sets if s.role == role]
+
+    def ood_sets(self, dataset: str) -> list[str]:
+        """The OOD sets behind a mean, "nearood" or "farood"; any other name is that of one set."""
+        return {NEAR: self.names("near"), FAR: self.names("far")}.get(dataset, [dataset])
 
     def scores(self, run: str, method: str, dataset: str) -> Optional[Scores]:
         """The scores of a dataset, or None if there are none."""

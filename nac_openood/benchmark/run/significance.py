@@ -45,8 +45,9 @@ class Difference:
 class Paired:
     """DeLong's paired tests of the methods of a comparison.
 
-    The tests are about the test samples: would other samples of the same kind give the same order?
-    The networks count as given; `Difference.ahead` says how many of them agree.
+    The tests are about the choice of test samples: would other samples of the same kind give the
+    same order? The networks are taken as fixed; `Difference.ahead` says on how many of them the
+    method is ahead.
 
     Args:
         results: the comparison.
@@ -74,10 +75,7 @@ class Paired:
 
 def _shares_by_run(results: Results, method: str, dataset: str) -> dict[str, _Shares]:
     """Shares by network, averaged over the OOD sets for ID samples."""
-    from nac_openood.benchmark.run.results import FAR, NEAR
-
-    groups = {NEAR: results.names("near"), FAR: results.names("far")}
-    outside, inside = groups.get(dataset, [dataset]), [*results.names("id"), *results.names("csid")]
+    outside, inside = results.ood_sets(dataset), [*results.names("id"), *results.names("csid")]
     found = {}
     for row in (r for r in results.rows if r.method == method and r.status == "ok"):
         read = {name: results.scores(row.run, method, name) for name in (*inside, *outside)}
@@ -111,8 +109,8 @@ def _holm(found: Sequence[Difference]) -> list[Difference]:
     return [replace(each, p=adjusted[each.method]) for each in found]
 
 
-def clearly(difference: Difference) -> Optional[str]:
-    """The side, "ahead" or "behind", of a difference that chance does not explain, else None."""
+def significant_side(difference: Difference) -> Optional[str]:
+    """Whether a method is significantly (p < 0.01) "ahead" or "behind", else None."""
     if not difference.p < 0.01:
         return None
     return "ahead" if difference.points > 0 else "behind"

@@ -1,4 +1,6 @@
-"""The files of a comparison, each written as soon as its content is available, read to resume.
+"""The files of a comparison, each written as soon as its content is available.
+
+An interrupted comparison reads them to continue.
 
     DIR/results.json                         the tables; see `results.Results`
     DIR/images.json                          image datasets that were checked
