@@ -53,13 +53,13 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 #: shown 180, the audit of guarantees 160.
 #: The alignment of NAC+ 2 added 150, and 110 to the tests; samples that count twice and sentences
 #: for what fresh attacks found 165, and 120 to the tests. Tests of errors of stored arrays and of
-#: other finds of an audit of what a release needs: 55.
+#: other finds of an audit of what a release needs: 55. Tests of mistakes of new users: 30.
 LIMITS: dict[str, int] = {
     "code lines": 18_990,
     "files": 145,
     "record types": 115,
     "modules below 120 lines with one importer": 14,
-    "code lines of tests": 18_260,
+    "code lines of tests": 18_295,
 }
 #: How many files each call may pass through. The advice after a search compares with methods that
 #: read the head: three files more.

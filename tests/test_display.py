@@ -24,7 +24,9 @@ def test_a_detector_says_what_it_is(small_net, images, labels):
     det = NACDetector(small_net, rule="nac")
     assert re.search(r"^NACDetector: NAC on SmallNet\n.*first batch\n.*call fit", repr(det))
     det.fit([(images, labels)])
-    assert "24 samples of 4 classes, 6 of each" in repr(det)
+    right = int((small_net(images).argmax(1) == labels).sum())
+    accuracy = f"the network is right on {100 * right / 24:.1f} %"
+    assert f"24 samples of 4 classes, 6 of each; {accuracy}" in repr(det)
     assert "call calibrate(loader)" in repr(det)
     det.calibrate([(images, labels)] * 5, 0.9, confidence=0.8, per_class=True)
     text = repr(det)

@@ -70,7 +70,7 @@ def test_a_class_name_that_continues_another_does_not_mix_them(tmp_path):
         ("single", None, "one class only, dog"),
         ("single", ("cat", "dog"), "no images of class cat, which another has"),
         ("photo", ("cat", "dog", "horse"), "no images of class horse"),
-        ("photo", ("dog",), "has samples of class cat, which is not one of the 1"),
+        ("photo", ("dog",), "has samples of class cat, not among the 1 known"),
     ],
 )
 def test_bad_domains_are_refused(root, domain, classes, message):

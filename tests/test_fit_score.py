@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from nac_openood import NACDetector
 from nac_openood.cli import main
 from nac_openood.search.power import measure_power
+from nac_openood.serving.judge import Judge
 from nac_openood.sources.fitted import drift_of, expand, judge_images, load_fitted
 from nac_openood.sources.networks import build, network_of
 from nac_openood.sources.readers import unlabelled_samples
@@ -69,6 +70,7 @@ def test_fit_prints_what_one_needs_to_know(here, tmp_path, capsys):
     assert fit("--test", "birds/test", "--alpha", "0.1", "--out", out) == 0
     caught = capsys.readouterr()
     lines = dict(line.split(maxsplit=1) for line in caught.out.splitlines() if " " in line)
+    assert lines["network"] == "net.py:make, 4 classes, weights of net.pt"
     assert lines["layers"] == "stem.2, middle, pool (found by running the network)"
     assert lines["accuracy"] == "100.0% of 120 validation samples, 100.0% of training samples"
     shares = "100% of noise, [0-9]+% of scrambled, [0-9]+% of mixed images at p <= 0.1"
@@ -91,6 +93,7 @@ def test_fit_holds_out_validation_images(here, tmp_path, capsys):
     caught = capsys.readouterr()
     assert "fitted on     192 training samples" in caught.out and "of 48 validation" in caught.out
     assert "not measured: pass --test" in caught.out
+    assert "no --val, so a fifth of --train is held out in its place" in caught.err
     assert loaded(out).rule == "nac"
 
 
@@ -311,11 +314,14 @@ def test_other_files_and_the_same_transform(here, tmp_path, capsys):
 # ---- export
 
 
-def test_fdr_limits_the_share_of_false_alarms(here, capsys):
-    assert score("birds/test", "stripes", "--alpha", "0.3", "--fdr", "0.2") == 0
+def test_fdr_limits_the_share_of_false_alarms(here, tmp_path, capsys):
+    options = ["--alpha", "0.3", "--fdr", "0.2", "--gallery", str(tmp_path / "g.html")]
+    assert score("birds/test", "stripes", *options) == 0
     rows = table(capsys.readouterr().out)
     out = [row for row in rows if row["decision"] == "out"]
     assert out and sum(row["path"].startswith("birds") for row in out) <= 0.3 * len(out)
+    how = f"{len(out)} of 100 images are out-of-distribution (selected with a false discovery rate"
+    assert f"{how} of 0.2)" in (tmp_path / "g.html").read_text()
     largest = max(float(row["p_value"]) for row in out)
     assert all(float(row["p_value"]) > largest for row in rows if row["decision"] == "in")
     assert score("birds/test", "--fdr", "0.2", "--shard", "1/2") == 1
@@ -378,6 +384,19 @@ def test_drift_of_a_folder(here, tmp_path, capsys):
     assert "--out would overwrite birds.nac. Name another file" in capsys.readouterr().err
     assert main(["drift", *MADE, "stripes", "nothing.png"]) == 1
     assert "cannot read nothing.png (No such file or directory)" in capsys.readouterr().err
+
+
+def test_the_image_size_is_that_of_the_fit(here, tmp_path, capsys):
+    (tmp_path / "t.yml").write_text("mean: 0.5\nstd: 0.25\n")  # images keep their 36 pixels
+    detector, out = str(tmp_path / "d"), str(tmp_path / "d.pt2")
+    assert fit("--transform", tmp_path / "t.yml", "--out", detector) == 0
+    capsys.readouterr()
+    assert main(["export", "--detector", detector, *NETWORK, "--out", out]) == 0
+    message = capsys.readouterr()
+    assert "takes images [batch, 3, 36, 36]" in message.out and not message.err
+    # a warning about another size would be an error here
+    judge = Judge(load_fitted(detector, arch="net.py:make", weights="net.pt"))
+    assert judge.warm_up() is None
 
 
 def test_export_writes_a_program_that_agrees(here, tmp_path, capsys):
@@ -494,16 +513,21 @@ def test_the_checkpoint_is_asked_for_at_once(here, tmp_path, capsys, monkeypatch
 
 
 def test_validation_data_far_below_the_training_data_is_reported(here, tmp_path, capsys):
-    rows = ["path,label"]
+    rows, rolled = ["path,label"], ["path,label"]
     for number, path in enumerate(sorted((here / "birds/val").rglob("*.png"))):
         rows.append(f"{path},{'parrot' if number % 3 else path.parent.name}")
+        rolled.append(f"{path},{(number // 30 + 1) % 4}")
     (tmp_path / "val.csv").write_text("\n".join(rows))
+    (tmp_path / "rolled.csv").write_text("\n".join(rolled))
     options = ["--val", tmp_path / "val.csv", "--out", tmp_path / "d"]
     assert fit(*options) == 1 and not (tmp_path / "d").exists()
     message = capsys.readouterr().err
     assert "far below the 100.0% of training samples (standard error" in message
     assert "Nothing was written; --force writes the detector anyway" in message
     assert fit(*options, "--force") == 0 and (tmp_path / "d").exists()
+    assert fit(*options, "--val", str(tmp_path / "rolled.csv")) == 1
+    message = capsys.readouterr().err
+    assert "far below the 100.0%" in message and "100.0% if its classes had another" in message
 
 
 def test_low_accuracy_with_a_published_transform_and_own_weights_is_reported(

@@ -109,6 +109,8 @@ def test_inputs_the_network_does_not_take_are_reported(net):
         assert sorted(prepare(net, batch)) == ["a", "b"]
     with pytest.raises(ProbeError, match="got an unexpected keyword argument 'c'"):
         classify(net, {"c": x, "d": x})
+    with pytest.raises(ProbeError, match="dicts as `net\\(\\*\\*x\\)`: leave out labels"):
+        classify(nn.Linear(10, 4), (x, torch.arange(4)))
 
     class Open(nn.Module):
         def forward(self, **batch):
@@ -123,6 +125,7 @@ def test_inputs_the_network_does_not_take_are_reported(net):
         ({"a": [[1, 2]], "b": torch.zeros(1, 4)}, "input 'a' is list of list.*return_tensors='pt'"),
         ({"a": np.zeros((1, 5)), "b": torch.zeros(1, 4)}, "input 'a' is ndarray"),
         ({"a": "x", "b": None}, "got dict of a: str, b: NoneType"),
+        (DataLoader([1]), "got DataLoader. `score_loader` and `select` take loaders"),
         ((torch.zeros(2, 5), torch.zeros(3, 4)), r"one row per sample.* \[2, 5\], shape \[3, 4\]"),
         ((torch.zeros(0, 5), torch.zeros(0, 4)), "a batch of at least one sample"),
     ],

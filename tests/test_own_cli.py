@@ -47,6 +47,7 @@ def test_search(here, tmp_path, capsys, data, name, n_val):
         ([*NETWORK, *DATA, "--arch", "net.py:broken"], "--arch: your code net.py:broken failed"),
         ([*NETWORK, *DATA[:2], "--train", "stripes"], "are not in class folders"),
         ([*NETWORK, *DATA, "--far", "stripes"], "expected NAME=FOLDER for your own set"),
+        ([*NETWORK, *DATA, "--far", "a/stripes"], "expected NAME=FOLDER for your own set"),
     ],
 )
 def test_errors_name_options(here, tmp_path, arguments, message, capsys):

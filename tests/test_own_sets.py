@@ -73,9 +73,9 @@ def test_lists_of_names_and_of_numbers(birds, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([("a.png", "wren")], "has samples of class wren, which is not one of the 4"),
-        ([("a.png", "7")], "has samples of class 7, which is not one of the 4"),
-        ([("a.png", "-1")], "has samples of class -1, which is not one of the"),
+        ([("a.png", "wren")], "has samples of class wren, not among the 4 known"),
+        ([("a.png", "7")], "has samples of class 7, not among the 4 known"),
+        ([("a.png", "-1")], "class -1, not among the 4 known classes: .*, numbered 0 to 3"),
         ([("a.png", "0"), ("b.png", "")], "line 3: path or label is empty"),
         ([("a.png", "0", "1")], "line 2: expected 2 entries"),
         ([], "is empty"),

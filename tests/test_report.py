@@ -3,6 +3,8 @@
 import csv
 import io
 import re
+import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from itertools import product
@@ -338,8 +340,22 @@ def test_tables_for_latex(tmp_path, capsys):
         assert len(rows) == 3 and "NAC &" in table.split(r"\midrule")[1]
         assert lines[0].count(r"\multicolumn") <= len(layout)
     best = found.value("knn", NEAR, "AUROC")
-    assert rf"\textbf{{{best.mean:.2f}}} {{\scriptsize $\pm$ {best.std:.2f}}}" in tables[0]
+    assert rf"\textbf{{{best.mean:.2f}}} {{\scriptsize $\pm${best.std:.2f}}}" in tables[0]
+    # six columns with deviations fit a page
+    assert r"\shortstack[r]{FPR@95\\(ID kept)}" in tables[0] and r"\footnotesize" in tables[0]
     assert r"50 \% \& \$x\_1\textasciicircum{}\{2\}\$ \textbackslash{}end" in tables[0]
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs LaTeX")
+def test_latex_prints_the_tables(tmp_path):
+    write_tables(few(tmp_path, rows_changed("knn", title=r"$%&_^{}~")), latex=True)
+    head, body = r"\documentclass{article}\usepackage{booktabs}", r"\input{results}"
+    (tmp_path / "a.tex").write_text(rf"{head}\begin{{document}}{body}\end{{document}}")
+    command = ["pdflatex", "-interaction=nonstopmode", "a.tex"]
+    out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60).stdout
+    if "booktabs.sty' not found" in out:
+        pytest.skip("needs LaTeX's package booktabs")
+    assert "Output written" in out and "\n! " not in out and "Overfull" not in out
 
 
 NO_NUMBERS = {s: dict.fromkeys(METRICS, float("nan")) for s in ("tin", "mnist", NEAR, FAR)}

@@ -60,6 +60,12 @@ def test_wrong_yaml_is_refused_with_an_example(tmp_path, text, message):
     assert "t.yml: " in str(caught.value) and "crop: 224" in str(caught.value)
 
 
+def test_a_mean_of_pixels_up_to_255(tmp_path):
+    (tmp_path / "t.yml").write_text("mean: [123.7, 116.3, 103.5]\nstd: [58.4, 57.1, 57.4]")
+    with pytest.raises(NACError, match="divide both by 255. The mean is \\[123.7, 116.3, 103.5"):
+        read_settings(tmp_path / "t.yml")
+
+
 def test_the_networks_own_configuration():
     torchvision = chosen_transform(None, "vit_b_16", "torchvision:IMAGENET1K_SWAG_E2E_V1")
     assert torchvision.transform(IMAGE).shape == (3, 384, 384) and torchvision.text == "auto"

@@ -62,12 +62,18 @@ def chosen_kinds(names: Sequence[str], rule: str = "nac") -> list[Kind]:
     For NAC+, "all" leaves out the studies that are about NAC only.
 
     Raises:
-        NACError: for an unknown name, listing the known ones.
+        NACError: for an unknown name, or one that the rule does not have, listing the others.
     """
     unknown = [name for name in names if name not in (*KINDS, ALL)]
     if unknown or not names:
         wrong = f"unknown kind of analysis {unknown}" if unknown else "no kind of analysis"
         raise NACError(f"{wrong}; expected some of {', '.join(KINDS)}, or '{ALL}'.")
+    refused = [name for name in names if rule == PLUS and name in KINDS and not KINDS[name].plus]
+    if refused:
+        raise NACError(
+            f"{', '.join(refused)}: not a study of NAC+. For `rule={PLUS}` there are "
+            f"{', '.join(k.name for k in KINDS.values() if k.plus)}."
+        )
     in_all = {k.name for k in KINDS.values() if k.in_all and (rule != PLUS or k.plus)}
     return [k for k in KINDS.values() if k.name in names or (ALL in names and k.name in in_all)]
 
@@ -90,11 +96,6 @@ def analyze(
     for kind in chosen_kinds(kinds, data.config.rule):
         options.say(f"analysis: {kind.name}")
         try:
-            if data.config.rule == PLUS and not kind.plus:
-                raise NACError(
-                    f"this study is about the settings of NAC, which NAC+ does not have. For NAC+ "
-                    f"there are {', '.join(k.name for k in KINDS.values() if k.plus)}."
-                )
             study = resolve_name(f"{__name__}.{kind.module}:{kind.name}")
             yield kind.name, replace(study(data, options), about=data.about())
         except FileError:  # a full disk: no other analysis would succeed

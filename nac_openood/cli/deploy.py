@@ -142,13 +142,11 @@ def export_command(args: argparse.Namespace) -> int:
     rule that needs gradients, such as the paper's NAC, cannot be exported. See docs/deploy.md.
     For exit codes see nac-openood --help.
     """
-    from PIL import Image
-
     out = Path(args.out)
     inputs.check_output(args, "out")
     pipeline = inputs.detector_of(args, images_for="export")
-    image = pipeline.transform(Image.new("RGB", (256, 256)))  # to find its image size
-    pipeline.detector.export(out, image[None], alpha=args.alpha)
-    shape = ", ".join(map(str, image.shape))
+    images = pipeline.gray_input()
+    pipeline.detector.export(out, images, alpha=args.alpha)
+    shape = ", ".join(map(str, images.shape[1:]))
     show(f"Written to {out} ({out.stat().st_size / 1e6:.1f} MB): takes images [batch, {shape}]")
     return 0

@@ -152,13 +152,17 @@ def _show_fit(
     how: str = "",
 ) -> None:
     """Print the report of a fit, and where the detector was written to."""
+    from nac_openood.sources.fitted import CHECKPOINT
+
     alarms, accuracy = report.false_alarms, report.train_accuracy
     bar = f"out if score < {report.threshold:.6g}, that is"
     if report.threshold == -math.inf:
         bar = "none: no image can be out at"
+    checkpoint = notes.get(CHECKPOINT)
+    weights = f"weights of {checkpoint}" if checkpoint else "its own weights (no --checkpoint)"
     trained = "" if accuracy is None else f", {accuracy:.1%} of training samples"
     lines = {
-        "network": f"{notes.get('arch', 'network')}, {report.n_classes} classes",
+        "network": f"{notes.get('arch', 'network')}, {report.n_classes} classes, {weights}",
         "transform": notes.get("transform_origin") or "in the data's code",
         "rule": rule.name,
         "layers": f"{', '.join(rule.layers)}{how}",

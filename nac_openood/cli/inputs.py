@@ -253,8 +253,16 @@ def data_of(
         classes=kind_of(args.arch).classes(paths[0]),
         seed=args.seed,
         needs_test=needs_test,
+        on_held_out=_warn_of_held_out,
     )
     return sets, made
+
+
+def _warn_of_held_out(role: str) -> None:
+    print_error(
+        f"warning: no --{role}, so a fifth of --train is held out in its place. If the network was "
+        "trained on it, new images will look more unusual: pass images that are new to it."
+    )
 
 
 def loader(args: argparse.Namespace, role: str, data: Any) -> DataLoader[Any]:

@@ -127,7 +127,8 @@ def _score(args: argparse.Namespace, out: TextIO) -> None:
             write_text(f"{args.monitor}.svg", svg_file(evidence_figure(monitor)))
     if args.gallery:
         sizes = {"n_images": counts["in"] + counts["out"], "n_out": counts["out"]}
-        _write_gallery(Path(args.gallery), suspects, pipeline, alpha=args.alpha, **sizes)
+        how = {"alpha": args.alpha, "fdr": args.fdr}
+        _write_gallery(Path(args.gallery), suspects, pipeline, **how, **sizes)
 
 
 def _printed(

@@ -69,7 +69,7 @@ class NACPlus(Rule):
         if len(heads) > self.reads_head_input or not self.early:
             raise NACError(
                 f"expected early layers and at most {int(self.reads_head_input)} with head_input, "
-                f"got {self.early} and {heads}. Name other layers, or pass layers='auto'."
+                f"got {self.early} and {heads}. Name an earlier layer, or leave out head_input."
             )
         self.head_input = heads[0] if heads else None
         self.head: Optional[HeadEvidence] = None

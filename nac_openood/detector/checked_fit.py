@@ -300,7 +300,8 @@ def _report(
     if summary.n_right is not None and counts:
         train_accuracy = summary.n_right / sum(counts)
         doubt = _lower_accuracy(accuracy, n_val, train_accuracy, sum(counts))
-    doubts = [_wrong_answers(answers, n_val), doubt]
+    doubts = [wrong := _wrong_answers(answers, n_val), doubt]
+    doubt = f"{doubt} In particular, {wrong}" if doubt and wrong else doubt
     alarms, threshold = None, float(pvalues.limits[0])
     if tested is not None:
         outcomes.report_nonfinite(tested)

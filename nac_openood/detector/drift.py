@@ -58,10 +58,10 @@ class Drift(NamedTuple):
         value, low, high = self.auroc
         classes = "" if self.p_classes is None else f", predicted classes {self.p_classes:.2g}"
         return (
-            f"p = {self.p_value:.2g} (scores {self.p_scores:.2g}{classes}) that {len(self.scores)} "
-            f"samples are like the {len(self.reference)} calibration samples; one of these scores "
-            f"higher than one of those with a probability of {value:.3f} ({low:.3f} to {high:.3f}; "
-            "0.5 without drift)"
+            f"p = {self.p_value:.2g} (scores {self.p_scores:.2g}{classes}) under the hypothesis "
+            f"that {len(self.scores)} samples are like the {len(self.reference)} calibration "
+            f"samples; one of the latter scores higher with a probability of {value:.3f} "
+            f"({low:.3f} to {high:.3f}; 0.5 without drift)"
         )
 
 
@@ -263,7 +263,7 @@ class DriftMonitor:
         limit = -math.log10(self.alpha)
         return (
             f"{state} after {self.n_inputs} inputs: the evidence is 10^{self.log10_evidence:.1f}, "
-            f"an alarm 10^{limit:.1f} (the probability of a false alarm, ever, is {self.alpha:g})"
+            f"an alarm is at 10^{limit:.1f} (a false one has the probability {self.alpha:g}, ever)"
         )
 
     # -- files ---------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from nac_openood.core.coverage import Coverage
 from nac_openood.core.pvalues import PValues
 from nac_openood.core.rule import Rule, rule_named
 from nac_openood.detector.batches import Batch
+from nac_openood.detector.display import share_text
 from nac_openood.errors import FileError, why_unreadable
 from nac_openood.files import PathLike
 from nac_openood.network.checks import InputRange, kept_hashes, sample_hashes
@@ -64,6 +65,8 @@ class FitSummary:
                 f"{counts[0]:,} to {counts[-1]:,}" if counts[0] < counts[-1] else f"{counts[0]:,}"
             )
             of = f" of {len(counts)} classes, {each} of each"
+            if self.n_right is not None:  # the first sign of wrong weights, labels or transforms
+                of += f"; the network is right on {share_text(self.n_right / sum(counts))}"
         return f"{self.n_samples:,} samples{of}"
 
     def __add__(self, other: FitSummary) -> FitSummary:

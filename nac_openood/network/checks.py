@@ -71,12 +71,12 @@ def doubtful_logits(logits: Tensor) -> str:
     z = (logits[:, 1:] if one else logits).detach().float()
     low, high = float(z.min()), float(z.max())
     if low >= 0 and not one and bool(((z.sum(dim=1) - 1).abs() < 0.02).all()):
-        return "are probabilities: the rows sum to 1, as after a softmax"
+        return "are probabilities: the rows sum to 1, as after a softmax. Return the logits instead"
     if high <= 0 and not one and bool((z.logsumexp(dim=1).abs() < 1e-3).all()):
-        return "are logarithms of probabilities, as after a log_softmax, so that energies are 0"
+        return "are logarithms of probabilities, as after a log_softmax. Return the logits instead"
     # logits of a network that is not trained are often small and positive, too
     if low >= 0 and 0.5 < high <= 1 and low < high and z.numel() >= _ENOUGH_VALUES:
-        return "all lie between 0 and 1, as after a sigmoid"
+        return "all lie between 0 and 1, as after a sigmoid. Return the logits instead"
     return ""
 
 

@@ -54,7 +54,8 @@ def as_inputs(value: Any) -> Inputs:
     elif isinstance(value, _SEQUENCES) and tensors_in(value):
         found = tuple(_entry(index, part) for index, part in enumerate(value))
     if not tensors_in(found):
-        raise ProbeError(f"expected {_EXPECTED}; got {describe_value(value)}.")
+        whole = " `score_loader` and `select` take loaders." if hasattr(value, "dataset") else ""
+        raise ProbeError(f"expected {_EXPECTED}; got {describe_value(value)}.{whole}")
     return found
 
 
@@ -276,7 +277,10 @@ def _common_mistake(x: Any, error: str) -> Optional[str]:
             "there, or LayerConfig(state='output'), which needs none."
         )
     if "positional argument" in error or "keyword argument" in error:
-        return f"{found}. Tensors are passed as `net(x)`, tuples as `net(*x)`, dicts as `net(**x)`."
+        return (
+            f"{found}. Tensors are passed as `net(x)`, tuples as `net(*x)`, dicts as `net(**x)`: "
+            "leave out labels."
+        )
     another = f"{found}. Does the network take another size, or another number of channels?"
     return another if _SHAPES.search(error) else None
 

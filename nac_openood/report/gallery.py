@@ -70,6 +70,7 @@ def suspects_page(
     n_images: int,
     n_out: int,
     alpha: float,
+    fdr: Optional[float] = None,
 ) -> str:
     """The page of the most suspicious images, as one HTML file that loads nothing else.
 
@@ -80,6 +81,7 @@ def suspects_page(
         n_images: how many images were scored.
         n_out: how many of them are out-of-distribution.
         alpha: images with p-values at or below it are out-of-distribution.
+        fdr: the false discovery rate they were selected by instead, if any.
     """
     text = (
         "Each number is what a part of the network adds to the score; lower is more suspicious. "
@@ -101,9 +103,12 @@ def suspects_page(
         Section("gallery", "Images", [text, Examples("Lowest p-values first", samples)]),
         Section("neurons", "Least covered neurons", [least_covered, neurons]),
     ]
-    verdict = f"{n_out} of {fmt.count(n_images, 'image')} are out-of-distribution (p <= {alpha:g})."
+    how = f"p <= {alpha:g}" if fdr is None else f"selected with a false discovery rate of {fdr:g}"
+    verdict = f"{n_out} of {fmt.count(n_images, 'image')} are out-of-distribution ({how})."
     shown = f"{fmt.count(len(suspects), 'image')} with the lowest p-values"
     mistakes = f"about {alpha:.1%} of in-distribution images would be rejected by mistake"
+    if fdr is not None:
+        mistakes = f"on average, at most {fdr:.1%} of selected images are in-distribution"
     title, topic = "Most suspicious images", "nac-openood score"
     return render_page(Document(title, arch, verdict, sections, [shown, mistakes], topic=topic))
 

@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from nac_openood.detector.outcomes import ALPHA, checked_alpha
@@ -54,9 +53,8 @@ class Judge:
 
     def warm_up(self) -> Optional[str]:
         """Score a gray image, so that the first request is fast; return the error if it fails."""
-        image = Image.new("RGB", (64, 64), (128, 128, 128))
         try:
-            self.answers(self.pipeline.transform(image)[None])
+            self.answers(self.pipeline.gray_input())
         except Exception as error:  # the user's transform or network may raise anything
             return str(error) or type(error).__name__
         return None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader
 
 from nac_openood.core.pvalues import PValues
@@ -47,6 +48,12 @@ class Pipeline(NamedTuple):
 
     detector: NACDetector
     transform: Transform
+
+    def gray_input(self) -> torch.Tensor:
+        """A gray image, as large as those of the fit, as a batch of one."""
+        shape = self.detector.notes_.get(SHAPE, "").split(" x ")
+        size = (int(shape[-1]), int(shape[-2])) if len(shape) == 3 else (256, 256)
+        return self.transform(Image.new("RGB", size, (128, 128, 128)))[None]
 
 
 def load_fitted(

@@ -39,6 +39,8 @@ def kind_of(arch: str) -> NetworkKind:
     for kind in _KINDS:
         if kind.matches(arch):
             return kind(arch)
+    if Path(arch).suffix == ".py":
+        raise NACError(f"{arch} is a file: name what makes the network in it, as in {arch}:make.")
     forms = "; ".join(kind.form for kind in _KINDS)
     raise NACError(f"unknown architecture '{arch}'. Expected one of: {forms}.")
 

@@ -57,9 +57,10 @@ def labelled_samples(
         index = {name: number for number, name in enumerate(names)}
     unknown = [label for label in found if label not in index]
     if unknown:
+        counted = f", numbered 0 to {len(names) - 1}" if are_numbers else ""
         raise NACError(
-            f"{path} has samples of class {some(unknown)}, which is not one of the {len(names)} "
-            f"classes: {some(names)}. Remove them, or rename the class."
+            f"{path} has samples of class {some(unknown)}, not among the {len(names)} known "
+            f"classes: {some(names)}{counted}. Remove them, or rename the class."
         )
     if len(names) < 2:
         raise NACError(f"{data.origin} has one class only, {names[0]}: expected at least two.")

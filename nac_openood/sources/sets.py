@@ -84,6 +84,7 @@ def own_sets(
     classes: Sequence[str] = (),
     seed: int = 0,
     needs_test: bool = True,
+    on_held_out: Callable[[str], None] = lambda role: None,
 ) -> Datasets:
     """Read datasets from folders, lists and code.
 
@@ -105,6 +106,7 @@ def own_sets(
             labels follow them if the data has such names.
         seed: random seed of the splits.
         needs_test: whether to hold out test images if `test` is None.
+        on_held_out: called with "val" or "test" where training samples take their place.
     """
 
     def labelled(role: str, path: Any, known: Optional[tuple[str, ...]] = None) -> Any:
@@ -124,6 +126,7 @@ def own_sets(
             names = names or classes_of(found[role]) or None
         elif role not in found and (role == "val" or needs_test):
             found["train"], found[role] = _split(found["train"], seed + number)
+            on_held_out(role)
     if ood_val not in (None, NO_OOD):
         (found["ood_val"],) = _ood_sets("ood_val", [str(ood_val)], transform).values()
     return Datasets(
@@ -138,6 +141,9 @@ def _ood_sets(
     role: str, entries: Sequence[str], transform: Any, listed: Optional[Callable[..., Any]] = None
 ) -> dict[str, Any]:
     """Read OOD sets that are written as `NAME=FOLDER`, or as `NAME` if `listed` reads such sets."""
+    bare = [entry for entry in entries if "=" not in entry and (listed is None or "/" in entry)]
+    if bare:
+        raise NACError(f"expected NAME=FOLDER for your own set of images, got '{bare[0]}'.")
     paths = dict(entry.partition("=")[::2] for entry in entries)
     check_names([entry.partition("=")[0] for entry in entries])
     found: dict[str, Any] = {}

@@ -115,7 +115,13 @@ class ImageSettings:
 
 def read_settings(path: Union[str, Path]) -> ImageSettings:
     """The settings in a YAML file."""
-    return ImageSettings.from_yaml(read_text(path, f"the transform {path}"), str(path))
+    settings = ImageSettings.from_yaml(read_text(path, f"the transform {path}"), str(path))
+    if isinstance(settings.mean, tuple) and max(settings.mean) > 1:
+        raise NACError(
+            f"{path}: 'mean' and 'std' are of pixels between 0 and 1, not of 0 to 255: divide both "
+            f"by 255. The mean is {list(settings.mean)}."
+        )
+    return settings
 
 
 def square_settings(side: int) -> ImageSettings:
