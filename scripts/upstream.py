@@ -5,7 +5,7 @@
 
 `write` adds files to a source tree of OpenOOD, in its style, and registers the postprocessors:
 `git diff` in the tree is then the pull request. `rows` prints the rows of a comparison
-(`nac-openood compare`) for a CSV file of OpenOOD's leaderboard. See CONTRIBUTING.md.
+(`nac-openood compare`) for a CSV file of OpenOOD's leaderboard. See docs/upstream.md.
 """
 
 from __future__ import annotations
