@@ -5,7 +5,7 @@
 
 Code lines are lines without blanks, comments and docstrings. A call passes through a file if it
 calls a function of it; importing does not count. `tests/test_size.py` fails where a figure is above
-its limit in `LIMITS`. A change that needs more raises the limit, with the reason beside it.
+its limit in `LIMITS`. A change that needs more adds what it needs to `FEATURES`.
 """
 
 from __future__ import annotations
@@ -41,25 +41,31 @@ _NO_CODE = {
 }
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
-#: The most that each figure may be: what was reached, and what later features have added, in lines
-#: of code: guarantees (conformal p-values, selections, drift, monitors) 670, changes and doubtful
-#: inputs of networks that are noticed 370, later methods 420, the leaderboard 30, errors of the
-#: service and the command line that tell more 160, one set of defaults 20, stored arrays 85 and a
-#: file that needs no library, advice that compares with later methods 60, what results print and
-#: notebooks show 220, confident mistakes in reports 195, paired tests, LaTeX tables and
-#: loggers of comparisons 280, what a fit finds of synthetic OOD images 110. Tests: these two 190,
-#: what publishes a release 170, the code of the FAQ 15, the pull request for OpenOOD 120, what a
-#: detector imports 25, later methods and the leaderboard 240, stored arrays 85, what is printed and
-#: shown 180, the audit of guarantees 160.
-#: The alignment of NAC+ 2 added 150, and 110 to the tests; samples that count twice and sentences
-#: for what fresh attacks found 165, and 120 to the tests. Tests of errors of stored arrays and of
-#: other finds of an audit of what a release needs: 55. Tests of mistakes of new users: 30.
+#: What later features have added: lines of code of the package, and of the tests.
+FEATURES: dict[str, tuple[int, int]] = {
+    "guarantees: conformal p-values, selections, drift, monitors": (670, 395),
+    "changes and doubtful inputs of networks are noticed": (370, 405),
+    "later methods, and the leaderboard": (450, 240),
+    "errors of the service and the command line that tell more": (160, 0),
+    "one set of defaults": (20, 25),
+    "stored arrays": (85, 115),
+    "advice that compares with later methods": (60, 0),
+    "what results print and notebooks show": (220, 180),
+    "confident mistakes in reports": (195, 0),
+    "paired tests, LaTeX tables and loggers of comparisons": (280, 15),
+    "what a fit finds of synthetic OOD images": (110, 0),
+    "NAC+ 2: the alignment, and weights": (150, 110),
+    "samples that count twice, and what fresh attacks found": (165, 120),
+    "releases, the pull request for OpenOOD, the code of the FAQ": (0, 295),
+    "mistakes of new users": (40, 85),
+}
+#: The most that each figure may be: what was reached without these features, and the features.
 LIMITS: dict[str, int] = {
-    "code lines": 18_990,
+    "code lines": 15_860 + sum(code for code, _ in FEATURES.values()),
     "files": 145,
     "record types": 115,
     "modules below 120 lines with one importer": 14,
-    "code lines of tests": 18_295,
+    "code lines of tests": 15_550 + sum(tests for _, tests in FEATURES.values()),
 }
 #: How many files each call may pass through. The advice after a search compares with methods that
 #: read the head: three files more.
@@ -312,6 +318,9 @@ def report() -> str:
     lines = ["| size | |", "| --- | ---: |", *rows, ""]
     lines += ["| sub-package | code lines | files |", "| --- | ---: | ---: |"]
     lines += [f"| `{room}` | {count:,} | {files} |" for room, (count, files) in rooms().items()]
+    lines += ["", "| feature since the size was set | code lines | of tests |"]
+    lines += ["| --- | ---: | ---: |"]
+    lines += [f"| {name} | {code} | {tests} |" for name, (code, tests) in FEATURES.items()]
     lines += ["", "| one call | files | functions |", "| --- | ---: | ---: |"]
     lines += [
         f"| {name} | {len(t.files)} | {len(t.functions)} |" for name, t in crossings().items()
