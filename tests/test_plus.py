@@ -261,6 +261,7 @@ def test_parts_are_weighted_by_how_they_agree_with_gen():
     found = [spearmanr(held[name], held[LOGITS]).statistic for name in names]
     a, far, head = (max(0.0, rho - 2 / (n - 1) ** 0.5) ** 2 for rho in found)
     assert [fusion.weights[name] for name in names] == pytest.approx([1 - a, 1 - far, head])
+    assert fusion.weights[LOGITS] == pytest.approx(1 - head)
     held[LOGITS] = held[DISTANCE].square().neg()  # now confident samples are close to the mean
     again = Fusion({**fusion.calibration, LOGITS: held[LOGITS]}, logit_weight=2.0, softness=0.2)
     full = (1 - 2 / (n - 1) ** 0.5) ** 2
@@ -269,6 +270,8 @@ def test_parts_are_weighted_by_how_they_agree_with_gen():
     late = again.evidence(parts)
     expected = full * np.log(oracle_p(held[DISTANCE].numpy(), -parts[DISTANCE].numpy()))
     assert np.allclose(late[DISTANCE], expected)
+    gen = np.log(oracle_p(held[LOGITS].numpy(), parts[LOGITS].numpy()))
+    assert np.allclose(late[LOGITS], (1 - full) * gen)
 
 
 @pytest.mark.parametrize("parts", [2, 3])

@@ -120,11 +120,12 @@ class Fusion:
     `score = w log p(late) - log(1 + s / p(early))`. Where the early layers find a sample unusual,
     `p(early)` below `s`, they count in full; above that, hardly at all.
 
-    Two kinds of parts are weighted by their agreement with GEN on the calibration data (see
-    `_agreement`). The weight of the distance of the head's input is the agreement: where confident
-    samples are far from the mean, as in most convolutional networks, a large distance is no sign of
-    OOD data. The weight of an early part is 1 minus the agreement, so that evidence of the logits
-    does not count twice.
+    Parts are weighted by their agreement with GEN on the calibration data (see `_agreement`), so
+    that evidence of the logits does not count twice. The distance of the head's input takes the
+    place of GEN as far as they agree: its weight is the agreement, and that of GEN 1 minus it.
+    Where confident samples are far from the mean, as in most convolutional networks, a large
+    distance is no sign of OOD data, and the agreement is 0. The weight of an early part is 1 minus
+    its agreement.
 
     Args:
         calibration: the parts of held-out in-distribution data by name, `[samples]` each. These
@@ -154,9 +155,9 @@ class Fusion:
         #: The weight of each part that does not count in full.
         self.weights: dict[str, float] = {}
         if self._weighted:
-            shared = {name: _agreement(part, used[LOGITS]) for name, part in used.items()}
-            self.weights = {name: 1.0 - shared[name] for name in _early_parts(used)}
-            self.weights[DISTANCE] = shared[DISTANCE]
+            agreed = {name: _agreement(part, used[LOGITS]) for name, part in used.items()}
+            self.weights = {name: 1.0 - agreed[name] for name in _early_parts(used)}
+            self.weights.update({DISTANCE: agreed[DISTANCE], LOGITS: 1.0 - agreed[DISTANCE]})
         self._estimates = {name: TailEstimate(part) for name, part in used.items()}
         left_out = self._weigh({name: e.left_out() for name, e in self._estimates.items()})
         self._early = TailEstimate(_total(_early_parts(left_out)))
