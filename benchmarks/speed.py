@@ -1,14 +1,15 @@
 """Speed and memory of the core as ratios, everything measured side by side in one run.
 
-    python benchmarks/speed.py [passes] [histogram] [bins] [checks] [--save]
+    python benchmarks/speed.py [passes] [memory] [histogram] [bins] [checks] [--save]
 
 (a) passes: scoring time over a plain `inference_mode` forward of the same batch, four layers,
     with reference NAC and with NAC+, which has no backward pass.
     With NAC_AUTHORS_SRC=<a checkout of the authors' repository> and with pytorch-ood installed
-    their scoring of the same batch is timed beside ours.
-(b) histogram: the step from states to scores against the literal broadcast comparison.
-(c) bins: fitting time and memory from 50 to 5000 bins.
-(d) checks: scoring with and without the checks of the network and of the inputs
+    their scoring of the same batch is timed beside ours, for the ResNets.
+(b) memory: what scoring the same batches adds to the memory of the process.
+(c) histogram: the step from states to scores against the literal broadcast comparison.
+(d) bins: fitting time and memory from 50 to 5000 bins.
+(e) checks: scoring with and without the checks of the network and of the inputs
     (docs/checks.md), and the time of the former. CPU time, medians.
 
 Each figure is the best of several interleaved rounds; memory is the peak of a process of its own.
@@ -41,6 +42,16 @@ from nac_openood.network.fingerprint import Watch
 from nac_openood.sources.networks import CifarResNet18
 
 LAYERS = ["avgpool", "layer3", "layer2", "layer1"]
+#: What is measured: a network, the shape of a batch, and the layers.
+CASES: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...], list[str]]] = {
+    "ResNet-18, 32x32, batch 100": (CifarResNet18, (100, 3, 32, 32), LAYERS),
+    "ResNet-50, 224x224, batch 16": (torchvision.models.resnet50, (16, 3, 224, 224), LAYERS),
+    "ViT-B/16, 224x224, batch 8": (
+        torchvision.models.vit_b_16,
+        (8, 3, 224, 224),
+        ["ln", "block11", "block10", "block9"],
+    ),
+}
 M, O, ALPHA = 50, 50, 100.0
 
 
@@ -65,18 +76,20 @@ def plain(net: torch.nn.Module, x: torch.Tensor) -> None:
         net(x)
 
 
+def case(title: str) -> tuple[torch.nn.Module, torch.Tensor, list[str]]:
+    """A network, a batch, and the paper's four layers, deepest first."""
+    torch.manual_seed(0)
+    make, shape, layers = CASES[title]
+    return make().eval(), torch.randn(shape), layers
+
+
 def passes() -> dict[str, dict[str, float]]:
-    cases = {
-        "ResNet-18, 32x32, batch 100": (CifarResNet18(), torch.randn(100, 3, 32, 32)),
-        "ResNet-50, 224x224, batch 16": (
-            torchvision.models.resnet50(),
-            torch.randn(16, 3, 224, 224),
-        ),
-    }
     print("(a) scoring with four layers / plain forward   [targets <= 1.6, NAC+ <= 1.05]")
     ratios = {}
-    for title, (net, x) in cases.items():
-        best = rounds({**scoring(net.eval(), x), **others(net, x)}, n=4)
+    for title in CASES:
+        net, x, layers = case(title)
+        peers = others(net, x) if layers == LAYERS else {}
+        best = rounds({**scoring(net, x, layers), **peers}, n=4)
         print(f"  {title}: plain forward {best['plain forward'] * 1e3:.0f} ms")
         ratios[title] = {name: seconds / best["plain forward"] for name, seconds in best.items()}
         for name, ratio in ratios[title].items():
@@ -84,16 +97,14 @@ def passes() -> dict[str, dict[str, float]]:
     return ratios
 
 
-def scoring(net: torch.nn.Module, x: torch.Tensor) -> dict[str, Callable[[], object]]:
+def scoring(
+    net: torch.nn.Module, x: torch.Tensor, layers: list[str]
+) -> dict[str, Callable[[], object]]:
     """A plain forward pass and our ways to score a batch, on the device of both."""
-    exact = NACDetector(net, LAYERS, rule="nac").fit([x])
-    fast = NACDetector(net, LAYERS, rule="nac", fast=True).fit([x])
-    plus, plus_1 = (
-        NACDetector(net, "auto", rule=r).fit([x, x]) for r in ("nac_plus", "nac_plus_1")
-    )
-    for each in (plus, plus_1):
-        each.calibrate([x] * (1 + 100 // len(x)))
-    deepest = NACDetector(net, LAYERS[:1], rule="nac").fit([x])
+    exact = NACDetector(net, layers, rule="nac").fit([x])
+    fast = NACDetector(net, layers, rule="nac", fast=True).fit([x])
+    plus, plus_1 = (fitted_plus(net, x, rule) for rule in ("nac_plus", "nac_plus_1"))
+    deepest = NACDetector(net, layers[:1], rule="nac").fit([x])
     return {
         "plain forward": lambda: plain(net, x),
         "ours, exact": lambda: exact.score(x),
@@ -102,6 +113,10 @@ def scoring(net: torch.nn.Module, x: torch.Tensor) -> dict[str, Callable[[], obj
         "NAC+": lambda: plus.score(x),
         "NAC+ 1": lambda: plus_1.score(x),
     }
+
+
+def fitted_plus(net: torch.nn.Module, x: torch.Tensor, rule: str) -> NACDetector:
+    return NACDetector(net, "auto", rule=rule).fit([x, x]).calibrate([x] * (1 + 100 // len(x)))
 
 
 def others(net: torch.nn.Module, x: torch.Tensor) -> dict[str, Callable[[], object]]:
@@ -136,6 +151,38 @@ def authors_scoring(source: Path, net: torch.nn.Module, x: torch.Tensor) -> Call
     coverage.assess(net, loader, spatial_func=pool)
     coverage.update()
     return lambda: coverage.assess_ood(net, loader, spatial_func=pool, progress=False)
+
+
+def scoring_memory(title: str, name: str) -> dict[str, float]:
+    """What a way to score a batch adds to the peak memory; runs in a process of its own."""
+    net, x, layers = case(title)
+    if name == "plain forward":
+        run = partial(plain, net, x)
+    elif name == "ours, exact":
+        run = partial(NACDetector(net, layers, rule="nac").fit([x]).score, x)
+    else:
+        rule = {"NAC+": "nac_plus", "NAC+ 1": "nac_plus_1"}[name]
+        run = partial(fitted_plus(net, x, rule).score, x)
+    before = memory_mb("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+    run()
+    return {"extra_mb": memory_mb("VmHWM") - before}
+
+
+def memory(turns: int = 3) -> dict[str, dict[str, float]]:
+    """Medians over processes. glibc must return memory at once, or what is free would hide it."""
+    print("(b) memory that scoring a batch takes, in MB (the smallest and the largest)")
+    os.environ["MALLOC_TRIM_THRESHOLD_"] = os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
+    found: dict[str, dict[str, float]] = {}
+    for title in CASES:
+        print(f"  {title}")
+        found[title] = {}
+        for name in ("plain forward", "ours, exact", "NAC+", "NAC+ 1"):
+            call = f"scoring_memory({title!r}, {name!r})"
+            extra = [in_a_process("speed", call)["extra_mb"] for _ in range(turns)]
+            found[title][name] = statistics.median(extra)
+            print(f"    {name:24} {found[title][name]:7.1f} ({min(extra):.1f} to {max(extra):.1f})")
+    return found
 
 
 class Literal:
@@ -189,7 +236,7 @@ def fit_bins(n_bins: int) -> dict:
 
 def histogram() -> dict[str, float]:
     ours, literal = (in_a_process("speed", f"histogram_step({w!r})") for w in ("ours", "literal"))
-    print("(b) count and score 200 x 2048 states in 1000 bins   [targets >= 100 x, <= 1/100]")
+    print("(c) count and score 200 x 2048 states in 1000 bins   [targets >= 100 x, <= 1/100]")
     print(f"    ours     {ours['seconds'] * 1e3:9.1f} ms {ours['extra_mb']:9.1f} MB extra")
     print(f"    literal  {literal['seconds'] * 1e3:9.1f} ms {literal['extra_mb']:9.1f} MB extra")
     faster, smaller = literal["seconds"] / ours["seconds"], literal["extra_mb"] / ours["extra_mb"]
@@ -198,7 +245,7 @@ def histogram() -> dict[str, float]:
 
 
 def bins() -> dict[str, dict[str, float]]:
-    print("(c) fitting, ResNet-18, four layers, 300 images   [flat within 20 %]")
+    print("(d) fitting, ResNet-18, four layers, 300 images   [flat within 20 %]")
     ratios, first = {}, None
     for n_bins in (50, 500, 5000):
         found = in_a_process("speed", f"fit_bins({n_bins})")
@@ -218,7 +265,7 @@ def checks(n: int = 20) -> dict[str, float]:
         run()
         return time.process_time() - start
 
-    print("(d) checks   [targets <= 1.01, 0.2 ms]")
+    print("(e) checks   [targets <= 1.01, 0.2 ms]")
     net, x, found = CifarResNet18().eval(), torch.randn(100, 3, 32, 32), {}
     det = NACDetector(net, LAYERS, rule="nac", fast=True).fit([x])
     ratios = []
@@ -243,7 +290,13 @@ def checks(n: int = 20) -> dict[str, float]:
 
 
 def main(words: list[str]) -> None:
-    parts = {"passes": passes, "histogram": histogram, "bins": bins, "checks": checks}
+    parts: dict[str, Callable[[], object]] = {
+        "passes": passes,
+        "memory": memory,
+        "histogram": histogram,
+        "bins": bins,
+        "checks": checks,
+    }
     names = [word for word in words if word != "--save"] or list(parts)
     if set(names) - set(parts):
         sys.exit(f"unknown part in {names}; there are {list(parts)}")

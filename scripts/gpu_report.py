@@ -135,7 +135,10 @@ def speed_ratios(device: torch.device, quick: bool) -> dict[str, dict[str, float
     for title, (net, x) in networks(device, quick).items():
         net, x = net.eval().to(device), x.to(device)
         half = NACDetector(net, speed.LAYERS, rule="nac", autocast=torch.bfloat16).fit([x])
-        work = {**speed.scoring(net, x), "ours, autocast=bfloat16": lambda d=half, x=x: d.score(x)}
+        work = {
+            **speed.scoring(net, x, speed.LAYERS),
+            "ours, autocast=bfloat16": lambda d=half, x=x: d.score(x),
+        }
         best = speed.rounds(work, n=1 if quick else 10, clock=clock_of(device))
         ratios[title] = {name: seconds / best["plain forward"] for name, seconds in best.items()}
     return ratios

@@ -36,11 +36,16 @@ def speed() -> str:
         "| --- |" + " --- |" * len(passes),
     ]
     for row in rows:
-        lines.append(f"| {row} | " + " | ".join(f"{r[row]:.2f} x" for r in passes.values()) + " |")
+        cells = (f"{r[row]:.2f} x" if row in r else "-" for r in passes.values())
+        lines.append(f"| {row} | " + " | ".join(cells) + " |")
+    for row in found["memory"][next(iter(passes))]:
+        cells = (f"{found['memory'][title][row]:.0f} MB" for title in passes)
+        lines.append(f"| {row}, memory | " + " | ".join(cells) + " |")
     lines += [
         "",
         "NAC+ needs no backward pass, and neither does NAC with the deepest layer only. A ratio "
-        "below 1 is possible: on CPUs we run large batches in parts, the plain pass does not.",
+        "below 1 is possible: on CPUs we run large batches in parts, the plain pass does not. "
+        "Memory is what scoring the batch adds to that of the process.",
     ]
     step, wide = found["histogram"], found["bins"]["5000"]
     lines += [
