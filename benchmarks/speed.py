@@ -169,9 +169,12 @@ def scoring_memory(title: str, name: str) -> dict[str, float]:
     return {"extra_mb": memory_mb("VmHWM") - before}
 
 
-def memory(turns: int = 3) -> dict[str, dict[str, float]]:
-    """Medians over processes. glibc must return memory at once, or what is free would hide it."""
-    print("(b) memory that scoring a batch takes, in MB (the smallest and the largest)")
+def memory() -> dict[str, dict[str, float]]:
+    """One process each: three differed by at most 0.4 MB.
+
+    glibc must return memory at once, or what is free would hide what scoring takes.
+    """
+    print("(b) memory that scoring a batch takes, in MB")
     os.environ["MALLOC_TRIM_THRESHOLD_"] = os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
     found: dict[str, dict[str, float]] = {}
     for title in CASES:
@@ -179,9 +182,8 @@ def memory(turns: int = 3) -> dict[str, dict[str, float]]:
         found[title] = {}
         for name in ("plain forward", "ours, exact", "NAC+", "NAC+ 1"):
             call = f"scoring_memory({title!r}, {name!r})"
-            extra = [in_a_process("speed", call)["extra_mb"] for _ in range(turns)]
-            found[title][name] = statistics.median(extra)
-            print(f"    {name:24} {found[title][name]:7.1f} ({min(extra):.1f} to {max(extra):.1f})")
+            found[title][name] = in_a_process("speed", call)["extra_mb"]
+            print(f"    {name:24} {found[title][name]:7.1f}")
     return found
 
 
