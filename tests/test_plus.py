@@ -10,7 +10,7 @@ from test_fusion import oracle_p, own_p
 
 from nac_openood import NACError
 from nac_openood.core import plus, plus_layer
-from nac_openood.core.fusion import ALIGNMENT, DISTANCE, LATE, LOGITS, TOWARDS, Fusion
+from nac_openood.core.fusion import ALIGNMENT, DISTANCE, LATE, LOGITS, TOWARDS, VERSION, Fusion
 from nac_openood.core.layer_config import LayoutConfig
 from nac_openood.core.plus import MAX_SAMPLES, HeldOut, NACPlus, NACPlus1, distance_of, gen
 from nac_openood.core.plus_layer import N_CELLS, Moments, cell_edges, cell_index
@@ -246,32 +246,53 @@ def test_alignment_literally():
     logs = rule.fusion().evidence(parts)
     expected = np.log(oracle_p(others.numpy(), aligned.numpy()))
     assert np.allclose(logs[ALIGNMENT], expected)
-    assert rule.settings()["version"] == 3 and LATE in logs
+    assert rule.settings()["version"] == VERSION and LATE in logs
     added = rule.contributions(parts)
     assert set(added) == {"a", "b", "logits"}
     assert torch.allclose(sum(added.values()), rule.score(x), atol=1e-8)
 
 
+def agreement(part, logits):
+    rho = spearmanr(part, logits).statistic
+    return max(0.0, rho - 2 / (len(part) - 1) ** 0.5) ** 2
+
+
 def test_parts_are_weighted_by_how_they_agree_with_gen():
-    rule, x = with_head(), samples(30, 5)
+    rule = with_head()
     rule.calibrate(map(rule.parts, [samples(100, 7)]))
     fusion, names = rule.fusion(), ["a", distance_of("a"), DISTANCE]
     held = {**fusion.calibration, DISTANCE: -fusion.calibration[DISTANCE]}
-    n = len(held[LOGITS])
-    found = [spearmanr(held[name], held[LOGITS]).statistic for name in names]
-    a, far, head = (max(0.0, rho - 2 / (n - 1) ** 0.5) ** 2 for rho in found)
+    a, far, head = (agreement(held[name], held[LOGITS]) for name in names)
     assert [fusion.weights[name] for name in names] == pytest.approx([1 - a, 1 - far, head])
     assert fusion.weights[LOGITS] == pytest.approx(1 - head)
-    held[LOGITS] = held[DISTANCE].square().neg()  # now confident samples are close to the mean
-    again = Fusion({**fusion.calibration, LOGITS: held[LOGITS]}, logit_weight=2.0, softness=0.2)
-    full = (1 - 2 / (n - 1) ** 0.5) ** 2
-    assert again.weights[DISTANCE] == pytest.approx(full)
-    parts = {**rule.parts(x), LOGITS: -rule.parts(x)[DISTANCE].square()}
-    late = again.evidence(parts)
-    expected = full * np.log(oracle_p(held[DISTANCE].numpy(), -parts[DISTANCE].numpy()))
-    assert np.allclose(late[DISTANCE], expected)
-    gen = np.log(oracle_p(held[LOGITS].numpy(), parts[LOGITS].numpy()))
-    assert np.allclose(late[LOGITS], (1 - full) * gen)
+    assert fusion.weights[ALIGNMENT] == 1.0
+
+
+@pytest.mark.parametrize("version", [3, 4])
+@pytest.mark.parametrize("towards", [1.0, -1.0])
+@pytest.mark.parametrize("noise, most", [(0.0, 1.0), (10.0, 1.0), (50.0, 0.4), (90.0, 0.0)])
+def test_the_distance_takes_the_place_of_what_it_agrees_with(version, towards, noise, most):
+    """The early layer agrees with the distance up to `noise`, and with `towards` times it."""
+    rule, draw = with_head(), np.random.RandomState(0)
+    rule.calibrate(map(rule.parts, [samples(400, 7)]))
+    held = dict(rule.fusion().calibration)
+    near = -held[DISTANCE]
+    n = len(near)
+    held[TOWARDS] = torch.full_like(near, towards)
+    held["a"] = torch.from_numpy(np.argsort(np.argsort(near.numpy())) + noise * draw.randn(n))
+    held[distance_of("a")] = held["a"] + 1.0
+    fusion = Fusion(held, logit_weight=2.0, softness=0.2, version=version)
+    logs = sum(np.log(own_p(held[name].numpy())) for name in ("a", distance_of("a")))
+    shared = min(agreement(logs, near), agreement(logs, fusion.used(held)[ALIGNMENT]))
+    alone = np.clip(4 * shared - 1, 0, 1) if version == 4 else 0.0
+    assert alone == pytest.approx(most if version == 4 and towards > 0 else 0.0, abs=0.02)
+    weight = max(agreement(near, held[LOGITS]), alone)
+    found = [fusion.weights[name] for name in (DISTANCE, LOGITS, ALIGNMENT)]
+    assert found == pytest.approx([weight, 1 - weight, 1 - alone])
+    parts = rule.parts(samples(30, 5))
+    for name, own, w in ((DISTANCE, near, weight), (LOGITS, held[LOGITS], 1 - weight)):
+        expected = w * np.log(oracle_p(own.numpy(), fusion.used(parts)[name].numpy()))
+        assert np.allclose(fusion.evidence(parts)[name], expected)
 
 
 @pytest.mark.parametrize("parts", [2, 3])

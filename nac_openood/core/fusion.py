@@ -27,6 +27,8 @@ ALIGNMENT, LATE, EARLY = "alignment", "late", "early"
 _TAIL, _TAIL_SAMPLES = 0.05, 10
 _LOG_LEAST = math.log(1e-300)
 _ROUND = 2.0**32
+#: Files hold the version of the weights; NAC+ 1 is 1.
+VERSION = 4
 #: Fewer held-out scores are not enough to estimate a tail.
 MIN_SAMPLES = 8
 
@@ -121,11 +123,14 @@ class Fusion:
     `p(early)` below `s`, they count in full; above that, hardly at all.
 
     Parts are weighted by their agreement with GEN on the calibration data (see `_agreement`), so
-    that evidence of the logits does not count twice. The distance of the head's input takes the
-    place of GEN as far as they agree: its weight is the agreement, and that of GEN 1 minus it.
-    Where confident samples are far from the mean, as in most convolutional networks, a large
-    distance is no sign of OOD data, and the agreement is 0. The weight of an early part is 1 minus
-    its agreement.
+    that evidence of the logits does not count twice. The weight of an early part is 1 minus its
+    agreement. The distance of the head's input takes the place of GEN as far as they agree: its
+    weight is the agreement, and that of GEN 1 minus it. Where confident samples are far from the
+    mean, as in most convolutional networks, a large distance is no sign of OOD data, and the
+    agreement is 0. Where the early layers agree with the alignment and with the distance, as in
+    transformers for text, one thing makes a sample unusual at all depths. The distance tells it
+    best, and takes the place of GEN and the alignment: partly if they share more than a quarter of
+    the variance of their ranks, in full from a half on.
 
     Args:
         calibration: the parts of held-out in-distribution data by name, `[samples]` each. These
@@ -133,7 +138,8 @@ class Fusion:
             alignment, as in NAC+ 1, `late` is GEN.
         logit_weight: the weight `w` of the late parts.
         softness: the p-value `s` below which the early layers count.
-        weighted: false for NAC+ 1, and for early files of NAC+ 2, which used no such distance.
+        version: how parts are weighted, for old files: below 3 not at all; in 3, the distance never
+            takes the place of the alignment.
     """
 
     def __init__(
@@ -142,7 +148,7 @@ class Fusion:
         *,
         logit_weight: float,
         softness: float,
-        weighted: bool = True,
+        version: int = VERSION,
     ) -> None:
         self.calibration = {
             name: double(part).cpu().contiguous() for name, part in calibration.items()
@@ -150,16 +156,22 @@ class Fusion:
         self.logit_weight, self.softness = logit_weight, softness
         distance = self.calibration.get(DISTANCE)
         self._usual = None if distance is None else float(distance.median())
-        self._weighted = weighted and distance is not None
+        self._weighted = version > 2 and distance is not None
         used = self.used(self.calibration)
+        self._estimates = {name: TailEstimate(part) for name, part in used.items()}
+        left_out = {name: estimate.left_out() for name, estimate in self._estimates.items()}
         #: The weight of each part that does not count in full.
         self.weights: dict[str, float] = {}
         if self._weighted:
             agreed = {name: _agreement(part, used[LOGITS]) for name, part in used.items()}
+            early = _total(_early_parts(left_out))
+            shared = min(_agreement(early, used[name]) for name in (ALIGNMENT, DISTANCE))
+            alone = min(1.0, max(0.0, 4.0 * shared - 1.0)) if version > 3 else 0.0
             self.weights = {name: 1.0 - agreed[name] for name in _early_parts(used)}
-            self.weights.update({DISTANCE: agreed[DISTANCE], LOGITS: 1.0 - agreed[DISTANCE]})
-        self._estimates = {name: TailEstimate(part) for name, part in used.items()}
-        left_out = self._weigh({name: e.left_out() for name, e in self._estimates.items()})
+            self.weights[ALIGNMENT] = 1.0 - alone
+            self.weights[DISTANCE] = max(agreed[DISTANCE], alone)
+            self.weights[LOGITS] = 1.0 - self.weights[DISTANCE]
+        left_out = self._weigh(left_out)
         self._early = TailEstimate(_total(_early_parts(left_out)))
         late = _late_parts(left_out)
         self._late = TailEstimate(_total(late)) if len(late) > 1 else None
@@ -209,13 +221,13 @@ class Fusion:
         return -torch.log1p(self.softness * torch.exp(-early))
 
 
-def _agreement(part: Tensor, logits: Tensor) -> float:
-    """How far a part orders ID samples as GEN does, from 0 to 1.
+def _agreement(part: Tensor, other: Tensor) -> float:
+    """How far two parts order ID samples alike, from 0 to 1.
 
     The square of Spearman's rank correlation minus two standard errors, because with few samples a
     correlation is mostly chance. A negative difference counts as 0.
     """
-    first, second = _centered_ranks(part), _centered_ranks(logits)
+    first, second = _centered_ranks(part), _centered_ranks(other)
     length = float(first.norm() * second.norm())
     correlation = float(first @ second) / length if length else 0.0
     return max(0.0, correlation - 2 / math.sqrt(len(part) - 1)) ** 2

@@ -17,7 +17,15 @@ import torch
 from torch import Tensor
 
 from nac_openood.core import RULES
-from nac_openood.core.fusion import ALIGNMENT, DISTANCE, LOGITS, MIN_SAMPLES, TOWARDS, Fusion
+from nac_openood.core.fusion import (
+    ALIGNMENT,
+    DISTANCE,
+    LOGITS,
+    MIN_SAMPLES,
+    TOWARDS,
+    VERSION,
+    Fusion,
+)
 from nac_openood.core.layer_config import LayoutConfig, finite_number
 from nac_openood.core.plus_layer import MAX_NEURONS, HeadEvidence, LayerEvidence
 from nac_openood.core.reading import BatchReadings, Reading, double, logits_in, not_finite
@@ -75,7 +83,7 @@ class NACPlus(Rule):
         self.head: Optional[HeadEvidence] = None
         self.logit_weight = finite_number("logit_weight", logit_weight, _MAX_WEIGHT)
         self.softness = finite_number("softness", softness, 1.0)
-        self._version = 3 if heads else 1
+        self._version = VERSION if heads else 1
         self.evidence: dict[str, LayerEvidence] = {}
         self.held_out = HeldOut()
         self._fusion: Optional[Fusion] = None
@@ -157,7 +165,7 @@ class NACPlus(Rule):
             calibration,
             logit_weight=self.logit_weight,
             softness=self.softness,
-            weighted=self._version > 2,
+            version=self._version,
         )
 
     def fusion(self) -> Fusion:
@@ -298,7 +306,7 @@ class NACPlus(Rule):
         """Restore a rule from its `settings` and `tensors`."""
         layers = stored_layers(settings, LayoutConfig)
         rule = cls(layers, logit_weight=settings["logit_weight"], softness=settings["softness"])
-        rule._version = settings.get("version", 1)  # 2 were NAC+ 2 without weights
+        rule._version = settings.get("version", 1)
         for name in rule.early:
             rule.evidence[name] = LayerEvidence.restore(_with_prefix(f"layer/{name}/", tensors))
         head = _with_prefix(f"layer/{rule.head_input}/", tensors)
