@@ -1,11 +1,13 @@
 """NAC+ against its formulas written out literally, and what happens at its edges."""
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import spearmanr
+from scipy.stats import rankdata, spearmanr
 from test_fusion import oracle_p, own_p
 
 from nac_openood import NACError
@@ -269,30 +271,33 @@ def test_parts_are_weighted_by_how_they_agree_with_gen():
 
 
 @pytest.mark.parametrize("version", [3, 4])
-@pytest.mark.parametrize("towards", [1.0, -1.0])
-@pytest.mark.parametrize("noise, most", [(0.0, 1.0), (10.0, 1.0), (50.0, 0.4), (90.0, 0.0)])
-def test_the_distance_takes_the_place_of_what_it_agrees_with(version, towards, noise, most):
-    """The early layer agrees with the distance up to `noise`, and with `towards` times it."""
+@pytest.mark.parametrize(
+    "spread, noise, expected",
+    [(0.0, 0.0, 1.0), (0.0, 10.0, 1.0), (0.0, 36.0, 0.67), (0.0, 60.0, 0.0), (1.0, 0.0, 0.0)],
+)
+def test_the_distance_takes_the_place_of_the_alignment(version, spread, noise, expected):
+    """Early layers follow both up to `noise`; with `spread`, the two have little in common."""
     rule, draw = with_head(), np.random.RandomState(0)
     rule.calibrate(map(rule.parts, [samples(400, 7)]))
     held = dict(rule.fusion().calibration)
     near = -held[DISTANCE]
     n = len(near)
-    held[TOWARDS] = torch.full_like(near, towards)
-    held["a"] = torch.from_numpy(np.argsort(np.argsort(near.numpy())) + noise * draw.randn(n))
+    held[TOWARDS] = torch.from_numpy(10 + spread * draw.randn(n))
+    aligned = held[TOWARDS] / (near**2 + near.median() ** 2).sqrt()
+    held["a"] = torch.from_numpy(rankdata(near) + rankdata(aligned) + 2 * noise * draw.randn(n))
     held[distance_of("a")] = held["a"] + 1.0
+    early = sum(np.log(own_p(held[name].numpy())) for name in ("a", distance_of("a")))
+    least = min(agreement(*pair) for pair in combinations((near, aligned, early), 2))
+    taken = np.clip(5 * least - 2, 0, 1) if version == 4 else 0.0
+    assert taken == pytest.approx(expected if version == 4 else 0.0, abs=0.05)
+    weight = max(agreement(near, held[LOGITS]), taken)
     fusion = Fusion(held, logit_weight=2.0, softness=0.2, version=version)
-    logs = sum(np.log(own_p(held[name].numpy())) for name in ("a", distance_of("a")))
-    shared = min(agreement(logs, near), agreement(logs, fusion.used(held)[ALIGNMENT]))
-    alone = np.clip(4 * shared - 1, 0, 1) if version == 4 else 0.0
-    assert alone == pytest.approx(most if version == 4 and towards > 0 else 0.0, abs=0.02)
-    weight = max(agreement(near, held[LOGITS]), alone)
     found = [fusion.weights[name] for name in (DISTANCE, LOGITS, ALIGNMENT)]
-    assert found == pytest.approx([weight, 1 - weight, 1 - alone])
+    assert found == pytest.approx([weight, 1 - weight, 1 - taken])
     parts = rule.parts(samples(30, 5))
     for name, own, w in ((DISTANCE, near, weight), (LOGITS, held[LOGITS], 1 - weight)):
-        expected = w * np.log(oracle_p(own.numpy(), fusion.used(parts)[name].numpy()))
-        assert np.allclose(fusion.evidence(parts)[name], expected)
+        logs = w * np.log(oracle_p(own.numpy(), fusion.used(parts)[name].numpy()))
+        assert np.allclose(fusion.evidence(parts)[name], logs)
 
 
 @pytest.mark.parametrize("parts", [2, 3])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from functools import reduce
+from itertools import combinations
 from typing import Any, Mapping
 
 import torch
@@ -127,10 +128,9 @@ class Fusion:
     agreement. The distance of the head's input takes the place of GEN as far as they agree: its
     weight is the agreement, and that of GEN 1 minus it. Where confident samples are far from the
     mean, as in most convolutional networks, a large distance is no sign of OOD data, and the
-    agreement is 0. Where the early layers agree with the alignment and with the distance, as in
+    agreement is 0. Where the distance, the alignment and the early layers all agree, as in
     transformers for text, one thing makes a sample unusual at all depths. The distance tells it
-    best, and takes the place of GEN and the alignment: partly if they share more than a quarter of
-    the variance of their ranks, in full from a half on.
+    best, and takes the place of both GEN and the alignment.
 
     Args:
         calibration: the parts of held-out in-distribution data by name, `[samples]` each. These
@@ -164,12 +164,10 @@ class Fusion:
         self.weights: dict[str, float] = {}
         if self._weighted:
             agreed = {name: _agreement(part, used[LOGITS]) for name, part in used.items()}
-            early = _total(_early_parts(left_out))
-            shared = min(_agreement(early, used[name]) for name in (ALIGNMENT, DISTANCE))
-            alone = min(1.0, max(0.0, 4.0 * shared - 1.0)) if version > 3 else 0.0
+            replaced = _replaced(used, _total(_early_parts(left_out))) if version > 3 else 0.0
             self.weights = {name: 1.0 - agreed[name] for name in _early_parts(used)}
-            self.weights[ALIGNMENT] = 1.0 - alone
-            self.weights[DISTANCE] = max(agreed[DISTANCE], alone)
+            self.weights[ALIGNMENT] = 1.0 - replaced
+            self.weights[DISTANCE] = max(agreed[DISTANCE], replaced)
             self.weights[LOGITS] = 1.0 - self.weights[DISTANCE]
         left_out = self._weigh(left_out)
         self._early = TailEstimate(_total(_early_parts(left_out)))
@@ -231,6 +229,16 @@ def _agreement(part: Tensor, other: Tensor) -> float:
     length = float(first.norm() * second.norm())
     correlation = float(first @ second) / length if length else 0.0
     return max(0.0, correlation - 2 / math.sqrt(len(part) - 1)) ** 2
+
+
+def _replaced(used: Mapping[str, Tensor], early: Tensor) -> float:
+    """How far the distance takes the place of the alignment, from 0 to 1.
+
+    From 0.4 to 0.6 of the least agreement between the two and the early layers.
+    """
+    orders = (used[ALIGNMENT], used[DISTANCE], early)
+    least = min(_agreement(first, second) for first, second in combinations(orders, 2))
+    return min(1.0, max(0.0, 5.0 * least - 2.0))
 
 
 def _centered_ranks(x: Tensor) -> Tensor:
