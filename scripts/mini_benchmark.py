@@ -65,7 +65,7 @@ The first columns are AUROC and FPR@95, in percent, of OpenOOD's own postprocess
 by [both conventions](compare.md#what-is-measured): OOD found, as in OpenOOD, and ID kept. "Other
 backend" are pytorch-ood's detectors or, for later methods than the paper's, this package's
 functions ([which runs where](compare.md#later-methods)); a dash means that there is only one
-implementation, or, of slow methods, that the other was not run.
+implementation.
 
 The second table has the slow methods, and some others for comparison, with default hyperparameters.
 """
@@ -82,7 +82,7 @@ This is no blind test of NAC+. Its parts were chosen on the ResNet-20, the first
 and the one trained with Adam, a VGG like this one, the ViT, the text network without Business and
 ResNet-18's validation data. Its weights were chosen on these and on a text network without World,
 then checked on the ResNet-44, other CIFAR-100 networks and the text network without Sci/Tech, and
-changed twice after that, the last time with a look at all networks here. ResNet-56 and the second
+changed three times after that, the last two with a look at all networks here. ResNet-56 and the second
 CIFAR-100 network were kept apart from the choice of parts. Of the OOD sets here, those of digits
 and texts and the other four classes of CIFAR-10 were used in the choice, the others were not
 ([the study](../benchmarks/notes/nac_plus_study.md)).
