@@ -253,6 +253,23 @@ def test_surrogates_are_named_and_nothing_is_changed(small_net):
     assert advise(det, noise(60, 1), seed=1) != advise(det, noise(60, 1))
 
 
+@pytest.mark.parametrize("rule, times", [("nac_plus", 1), ("nac", 2)])
+def test_images_are_read_once_if_the_detector_reads_all_that_others_need(small_net, rule, times):
+    class Counted(TensorDataset):
+        read = 0
+
+        def __getitem__(self, index):
+            self.read += 1
+            return super().__getitem__(index)
+
+    det = NACDetector(small_net, rule=rule).fit(noise(60, 0))
+    inside, outside = (DataLoader(Counted(*noise(40, s).dataset.tensors), 20) for s in (1, 2))
+    det.calibrate(inside)
+    advice = advise(det, inside, train=noise(60, 0), ood_val=outside)
+    assert {"GEN", "fDBD", "NCI", "KNN", "NAC+"} <= set(advice.table)
+    assert outside.dataset.read == 40 * times
+
+
 def test_what_cannot_be_compared_is_noted(flat):
     advice = advise(flat, table(50, 1))
     assert not advice.table and advice.warnings[0].startswith("layer 'hidden'")

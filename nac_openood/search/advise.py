@@ -207,8 +207,10 @@ def read_and_advise(
     options: dict[str, Any] = {"own": own, "against": against}
     if train is not None and (found := reader_for(detector, sample)) is not None:
         reader, options["layers"] = found
-        sets = inside, outside, few_of(train, n_train)
-        readings = [reader.read_loader(each, progress=progress) for each in sets]
+        if (reader.rule, reader.layers) != (detector.rule, detector.layers):
+            readings = [reader.read_loader(each, progress=progress) for each in (inside, outside)]
+        fit = reader.read_loader(few_of(train, n_train), progress=progress)
+        readings = [*readings, fit]
         options["weight"] = head_weight(reader.net, sample)
     return advise_on_readings(detector._fitted(), *readings, **options), own[1]
 
