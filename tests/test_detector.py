@@ -1,3 +1,5 @@
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -43,6 +45,22 @@ def test_fit_takes_a_balanced_subset(small_net, loader, images, labels):
         assert detector.fit_summary_.class_counts == {0: 2, 1: 2, 2: 2, 3: 2}
     unlabelled = NACDetector(small_net, LAYERS).fit([images], n_samples=9)
     assert unlabelled.fit_summary_.n_samples == 9
+
+
+@pytest.mark.parametrize("rule", ["nac", "nac_plus"])
+def test_a_fit_keeps_nothing_of_its_batches(small_net, images, labels, rule):
+    alive = []
+
+    def stream():
+        for _ in range(120):
+            alive.append(sum(isinstance(one, torch.Tensor) for one in gc.get_objects()))
+            yield images[:8].clone(), labels[:8].clone()
+
+    detector = NACDetector(small_net, ["layer2"], rule=rule).fit(stream())
+    assert detector.fit_summary_.n_right == 120 * int(
+        (detector.net(images[:8]).argmax(1) == labels[:8]).sum()
+    )
+    assert max(alive[60:]) <= max(alive[20:60]) + 5
 
 
 def test_score_loader(detector, loader, images, labels):

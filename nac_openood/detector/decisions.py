@@ -46,7 +46,7 @@ def calibrate_rule(
             f"all {len(scores)} calibration samples have the same score, so nothing can be told "
             "apart. Check the inputs, and choose other layers or settings, or rule='nac_plus'."
         )
-    found = ScoredBatch.joined(list(kept))
+    found = ScoredBatch.joined(kept)
     classes = found.prediction[rule.ranking_rows(len(found.prediction))]
     pvalues = PValues(scores, classes, alpha=alpha, confidence=confidence, per_class=per_class)
     pvalues.warn_if_never(alpha)

@@ -23,7 +23,7 @@ from nac_openood.detector.decisions import FalseAlarms, Selection
 from nac_openood.detector.drift import Drift, DriftMonitor, dataset_drift
 from nac_openood.detector.outcomes import Explanation, Images, ScoredBatch, Scores, Verdicts
 from nac_openood.detector.readings import Reader, Readings, fit_rule, on_cpu
-from nac_openood.detector.store import SHAPE, FitSummary, StoredDetector
+from nac_openood.detector.store import SHAPE, CorrectCount, FitSummary, StoredDetector
 from nac_openood.distributed import all_gather, world
 from nac_openood.errors import FileError, NACError, NotFittedError, ProbeError
 from nac_openood.files import PathLike
@@ -175,7 +175,7 @@ class NACDetector:
             progress: whether to show a progress bar; None shows one on a terminal.
         """
         seed = whole_number("`seed`", seed, 0, 2**32 - 1)
-        answers: list[tuple[Tensor, Tensor]] = []
+        right = CorrectCount()
         batches = data.fitting_batches(self.net, loader, n_samples, "NAC fit", progress, seed)
         rule: Optional[Rule] = None
         watch = Watch(self.net)
@@ -193,7 +193,7 @@ class NACDetector:
             rule.start_at(batch.start)
             rule.update(readings, batch.label)
             if batch.label is not None:
-                answers.append((readings.logits.argmax(dim=1), batch.label))
+                right.add(readings.logits.argmax(dim=1), batch.label)
 
         with kept_random_state():
             for _ in self._reader.map("fit", batches, update):
@@ -202,9 +202,7 @@ class NACDetector:
         if world().connected:
             rule.join(all_gather("counts", rule.shard()))
         rule.check()
-        found, labels = map(torch.cat, zip(*answers)) if answers else (torch.empty(0),) * 2
-        right = int((found.cpu() == labels).sum())  # one wait for the device, not one per batch
-        parts = all_gather("summary", (replace(summary, n_right=right), n_classes))
+        parts = all_gather("summary", (replace(summary, n_right=right.total()), n_classes))
         summary = sum((part for part, _ in parts), FitSummary(0))
         self._accept(rule, summary, watch)
         shape = sample_shape(self._reader.sample)
@@ -374,10 +372,7 @@ class NACDetector:
     ) -> Scores:
         """Score a whole dataset; the result has the labels if the loader yields them."""
         with kept_random_state():
-            batches = list(self._score_batches("NAC score", loader, progress))
-        if not batches:
-            raise NACError("the loader yielded no batch: there is nothing to score.")
-        found = ScoredBatch.joined(batches)
+            found = ScoredBatch.joined(self._score_batches("NAC score", loader, progress))
         score = self._fitted().combine(found.parts)
         outcomes.report_nonfinite(score, nonfinite)
         by_layer = {name: part.numpy() for name, part in found.parts.items()}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 import weakref
 from html import escape
+from itertools import islice
 from numbers import Real
-from typing import Any, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 import torch
@@ -237,8 +238,21 @@ class ScoredBatch(NamedTuple):
     n_classes: int
 
     @classmethod
-    def joined(cls, batches: Sequence[ScoredBatch]) -> ScoredBatch:
-        """All batches as one, on the CPU."""
+    def joined(cls, batches: Iterable[ScoredBatch]) -> ScoredBatch:
+        """All batches as one, on the CPU.
+
+        They are joined by the hundred as they come, because many small tensors take much more
+        memory than their sizes.
+        """
+        ahead, whole = iter(batches), []
+        while group := list(islice(ahead, 100)):
+            whole.append(cls._concatenated(group))
+        if not whole:
+            raise NACError("the loader yielded no batch: there is nothing to score.")
+        return cls._concatenated(whole)
+
+    @classmethod
+    def _concatenated(cls, batches: Sequence[ScoredBatch]) -> ScoredBatch:
         parts, predictions, labels, n_classes = zip(*batches)
         by_part = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
         return cls(by_part, torch.cat(predictions).cpu(), torch.cat(labels), n_classes[0])

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Mapping, Optional, Union
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nac_openood import tensor_files
 from nac_openood.__about__ import __version__
@@ -29,6 +29,8 @@ from nac_openood.records import from_values
 _KIND, _VERSION = "nac_openood detector", 3
 #: The prefix of the rule's tensors, and the names of the calibration samples' scores and classes.
 _RULE, _SCORES, _CLASSES = "rule/", "calibration", "calibration classes"
+#: For how many batches correct predictions are counted at once.
+_BATCHES = 10
 #: The note with the shape of the inputs that a detector was fitted on.
 SHAPE = "input_shape"
 #: What a file says about the calibration: arguments of `PValues`.
@@ -78,6 +80,32 @@ class FitSummary:
         rights = [each.n_right for each in (self, other) if each.n_samples]
         n_right = None if None in rights else sum(n for n in rights if n)
         return FitSummary(n_samples, counted, n_right, inputs, hashes)
+
+
+class CorrectCount:
+    """Counts correct predictions, without waiting for the device after every batch.
+
+    It does not keep those of a whole fit: many small tensors take much more memory than their
+    sizes, because what is freed between them is often too small to be used again.
+    """
+
+    def __init__(self) -> None:
+        self._n = 0
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, predicted: Tensor, label: Tensor) -> None:
+        """Add the predicted and the true classes of a batch, on any device."""
+        self._waiting.append((predicted, label))
+        if len(self._waiting) == _BATCHES:
+            self.total()
+
+    def total(self) -> int:
+        """How many predictions were correct so far."""
+        if self._waiting:
+            predicted, label = map(torch.cat, zip(*self._waiting))
+            self._n += int((predicted.cpu() == label.cpu()).sum())
+            self._waiting.clear()
+        return self._n
 
 
 @dataclass(frozen=True)
