@@ -53,39 +53,45 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "comparison.md"
 _HEAD = """\
 # Benchmark results
 
-How methods rank on a miniature of OpenOOD's CIFAR-10 benchmark, and on [other
-networks](#other-networks). This page is written by `scripts/mini_benchmark.py`.
+All methods on a miniature of OpenOOD's CIFAR-10 benchmark, and on [other
+networks](#other-networks). `scripts/mini_benchmark.py` writes this page.
 
 The network is OpenOOD's ResNet-18, trained on CIFAR-10 for a short schedule (accuracy
 {accuracy:.2f} %). Near-OOD is CIFAR-100 and Tiny ImageNet; far-OOD is MNIST, Textures and two
-substitutes for SVHN and Places365. So the numbers show how methods rank on *this* benchmark; they
-are not those of OpenOOD's leaderboard.
+substitutes for SVHN and Places365. So the figures rank methods on *this* benchmark, and cannot be
+compared with OpenOOD's leaderboard.
 
 The first columns are AUROC and FPR@95, in percent, of OpenOOD's own postprocessors. FPR@95 is given
-by [both conventions](compare.md#what-is-measured): OOD found, as in OpenOOD, and ID kept. "Other
-backend" are pytorch-ood's detectors or, for later methods than the paper's, this package's
-functions ([which runs where](compare.md#later-methods)); a dash means that there is only one
-implementation.
+by [both conventions](compare.md#what-is-measured): OOD found, as in OpenOOD, and ID kept. The other
+backend is pytorch-ood or, for later methods than the paper's, this package's functions ([which runs
+where](compare.md#later-methods)); a dash means that there is only one implementation. The last
+column is the largest difference in AUROC between the two, of any OOD set.
 
-The second table has the slow methods, and some others for comparison, with default hyperparameters.
+In the first table, hyperparameters are searched on validation data. The second table has the slow
+methods, and some others for comparison, with default hyperparameters.
 """
 _OTHERS = """
 ## Other networks
 
-Near / far AUROC in percent of the methods that share one pass over the network, and NAC+, in the
+Near / far AUROC in percent of NAC+ and of the methods that share one pass over the network, in the
 order of their mean rank. The first network is that of the tables above. For the others, nothing is
 searched: all methods use their default hyperparameters. A dash is a method that failed, which
 counts as the last rank: OpenMax and SHE need a correct prediction of every class in the training
 data.
 
-This is no blind test of NAC+. Its parts were chosen on the ResNet-20, the first CIFAR-100 network
-and the one trained with Adam, a VGG like this one, the ViT, the text network without Business and
-ResNet-18's validation data. Its weights were chosen on these and on a text network without World,
-then checked on the ResNet-44, other CIFAR-100 networks and the text network without Sci/Tech, and
-changed three times after that, the last two with a look at all networks here. ResNet-56 and the second
-CIFAR-100 network were kept apart from the choice of parts. Of the OOD sets here, those of digits
-and texts and the other four classes of CIFAR-10 were used in the choice, the others were not
-([the study](../benchmarks/notes/nac_plus_study.md)).
+**This is not a blind test of NAC+**, which was developed in four versions
+([the study](../benchmarks/notes/nac_plus_study.md)):
+
+- Its parts (version 2) were chosen on the ResNet-20, the first CIFAR-100 network and the one
+  trained with Adam, a VGG like this one, the ViT, the text network without Business and ResNet-18's
+  validation data. ResNet-56 and the second CIFAR-100 network were kept apart from this choice.
+- Its weights (version 3) were chosen on the same networks and on a text network without World. They
+  were checked on the ResNet-44, other CIFAR-100 networks and the text network without Sci/Tech, and
+  changed after that.
+- Two later changes of the weights (the final form of version 3, and version 4) were made after a
+  look at all networks here.
+- Of the OOD sets here, the digits, the texts and the other four classes of CIFAR-10 were used in
+  the choice. The others were not.
 
 """
 _SECTION = """

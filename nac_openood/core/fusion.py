@@ -1,10 +1,10 @@
 """How NAC+ fuses its parts: each becomes the logarithm of an estimated p-value.
 
-These estimates have a tail: in the lowest part of the scores, where few are left to count,
-`p = t * exp(-(q - x) / b)` below the `t` quantile `q`, with `b` the mean distance of the scores
-below it, and `t` 5 %, or as much as holds ten scores. Tails tell very unusual samples from unusual
-ones, which the score needs. The p-value of the score itself is that of `pvalues.PValues`, which has
-no tail.
+The estimates have an exponential tail, because few calibration scores are left to count among the
+lowest ones: below the `t` quantile `q`, `p = t * exp(-(q - x) / b)`, where `b` is the mean distance
+from `q` of the scores below it. `t` is 5 %, or more if that is fewer than ten scores. The score
+needs the tail to tell very unusual samples from unusual ones. The p-value of the score itself is
+that of `pvalues.PValues`, which has no tail.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torch import Tensor
 from nac_openood.core.reading import DeviceTensors, double
 from nac_openood.errors import NACError
 
-#: Names of parts of a score: GEN of the logits; and the parts of the alignment, the largest
-#: standardized logit and the distance of the head's input.
+#: Names of parts of a score: GEN of the logits, and what the alignment is computed from, that is,
+#: the largest standardized logit and the distance of the head's input.
 LOGITS, TOWARDS, DISTANCE = "logits", "towards a class", "head distance"
 #: Names of the alignment, and of the sums of the late parts and of the early ones.
 ALIGNMENT, LATE, EARLY = "alignment", "late", "early"
 _TAIL, _TAIL_SAMPLES = 0.05, 10
 _LOG_LEAST = math.log(1e-300)
 _ROUND = 2.0**32
-#: Files hold the version of the weights; NAC+ 1 is 1.
+#: The version of NAC+, which files hold; `docs/method.md` lists the versions.
 VERSION = 4
 #: Fewer held-out scores are not enough to estimate a tail.
 MIN_SAMPLES = 8
@@ -38,8 +38,8 @@ class TailEstimate:
     """p-values against held-out in-distribution scores, with an exponential tail.
 
     Args:
-        scores: scores of at least `MIN_SAMPLES` held-out samples, `[samples]`; never of training
-            data, which networks memorize.
+        scores: scores of at least `MIN_SAMPLES` held-out samples, `[samples]`. They must not be of
+            training data, which networks memorize.
     """
 
     def __init__(self, scores: Any) -> None:
@@ -118,28 +118,32 @@ def _with_tail(x: Tensor, bulk: Tensor, edge: Tensor, scale: Tensor, share: floa
 class Fusion:
     """Turns the parts of a score into p-values against calibration data, and fuses them.
 
-    `early` is the sum of the log p-values of all parts of the early layers, calibrated once more,
-    and `late` that of GEN, the alignment and the distance of the head's input.
-    `score = w log p(late) - log(1 + s / p(early))`. Where the early layers find a sample unusual,
-    `p(early)` below `s`, they count in full; above that, hardly at all.
+    `early` is the weighted sum of the log p-values of the coverages and distances of the early
+    layers, and `late` that of GEN, the alignment and the distance of the head's input. Both are
+    turned into p-values once more. Then `score = w log p(late) - log(1 + s / p(early))`: if the
+    early layers find a sample unusual, with `p(early)` below `s`, they count in full, and otherwise
+    hardly at all.
 
-    Parts are weighted by their agreement with GEN on the calibration data (see `_agreement`), so
-    that evidence of the logits does not count twice. The weight of an early part is 1 minus its
-    agreement. The distance of the head's input takes the place of GEN as far as they agree: its
-    weight is the agreement, and that of GEN 1 minus it. Where confident samples are far from the
-    mean, as in most convolutional networks, a large distance is no sign of OOD data, and the
-    agreement is 0. Where the distance, the alignment and the early layers all agree, as in
-    transformers for text, one thing makes a sample unusual at all depths. The distance tells it
-    best, and takes the place of both GEN and the alignment.
+    The weights keep shared evidence from counting twice. They follow from how far two parts agree
+    on the calibration data (see `_agreement`):
+
+    - An early part has the weight 1 minus its agreement with GEN.
+    - The distance of the head's input takes the place of GEN as far as they agree: it has the
+      weight of their agreement, and GEN 1 minus that. In most convolutional networks, confident
+      samples are far from the mean. Then a large distance is no sign of OOD data, and the agreement
+      is 0.
+    - If the distance, the alignment and the early layers all agree, as in transformers for text,
+      one thing makes a sample unusual at all depths. The distance tells it best, and takes the
+      place of both GEN and the alignment (see `_replaced`).
 
     Args:
         calibration: the parts of held-out in-distribution data by name, `[samples]` each. These
-            samples shape the score, so its p-values need others. Without the parts of the
-            alignment, as in NAC+ 1, `late` is GEN.
+            samples shape the score, so its p-values need others. Without `TOWARDS` and `DISTANCE`,
+            as in NAC+ 1, `late` is GEN.
         logit_weight: the weight `w` of the late parts.
         softness: the p-value `s` below which the early layers count.
-        version: how parts are weighted, for old files: below 3 not at all; in 3, the distance never
-            takes the place of the alignment.
+        version: the version of the rule, for old files. Below 3, there are no weights and the
+            distance is only used in the alignment; in 3, it never takes the alignment's place.
     """
 
     def __init__(
@@ -175,7 +179,7 @@ class Fusion:
         self._late = TailEstimate(_total(late)) if len(late) > 1 else None
 
     def used(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The parts that are fused, with the alignment in place of its own parts.
+        """The parts that are fused; the alignment is computed here.
 
         The median distance limits the alignment of samples close to the mean, which may just lack
         everything that the network looks for.
@@ -220,10 +224,10 @@ class Fusion:
 
 
 def _agreement(part: Tensor, other: Tensor) -> float:
-    """How far two parts order ID samples alike, from 0 to 1.
+    """How similarly two parts rank ID samples, from 0 to 1.
 
-    The square of Spearman's rank correlation minus two standard errors, because with few samples a
-    correlation is mostly chance. A negative difference counts as 0.
+    This is `r^2`, where `r` is Spearman's rank correlation minus two standard errors, because with
+    few samples a correlation is mostly chance. A negative `r` counts as 0.
     """
     first, second = _centered_ranks(part), _centered_ranks(other)
     length = float(first.norm() * second.norm())
@@ -234,7 +238,8 @@ def _agreement(part: Tensor, other: Tensor) -> float:
 def _replaced(used: Mapping[str, Tensor], early: Tensor) -> float:
     """How far the distance takes the place of the alignment, from 0 to 1.
 
-    From 0.4 to 0.6 of the least agreement between the two and the early layers.
+    It rises from 0 to 1 where the least agreement of any two of the distance, the alignment and the
+    early layers rises from 0.4 to 0.6.
     """
     orders = (used[ALIGNMENT], used[DISTANCE], early)
     least = min(_agreement(first, second) for first, second in combinations(orders, 2))
@@ -242,7 +247,7 @@ def _replaced(used: Mapping[str, Tensor], early: Tensor) -> float:
 
 
 def _centered_ranks(x: Tensor) -> Tensor:
-    """Ranks times two, the mean of all ranks where values tie, less the mean: whole numbers."""
+    """Ranks minus their mean, times two: whole numbers. Ties have their mean rank."""
     ordered = x.sort().values
     ranks = torch.searchsorted(ordered, x) + torch.searchsorted(ordered, x, right=True)
     return ranks.double() - len(x)

@@ -1,9 +1,10 @@
-"""NAC+: evidence of early layers and of the logits, fused as p-values, from forward passes only.
+"""NAC+: evidence of early layers, the head's input and the logits, fused as p-values.
 
 Early and middle layers detect far-OOD inputs by how unusual their activations are, each neuron
-alone (coverage) and all at once (distance); the logits detect near-OOD inputs, alone (GEN) and
-compared with the input of the head (alignment, which NAC+ 1 lacks). `docs/method.md` has the
-formulas and measurements.
+alone (coverage) and all at once (distance). The logits detect near-OOD inputs, alone (GEN) and
+together with the input of the head (alignment). Where the distance of the head's input agrees with
+these, it takes their place. NAC+ 1 does not use the input of the head. All this needs forward
+passes only. `docs/method.md` has the formulas and measurements.
 """
 
 from __future__ import annotations
@@ -51,13 +52,14 @@ _ACTIVATION, _LOGITS, _INDEX = "held/activation/", "held/logits", "held/number"
 
 
 class NACPlus(Rule):
-    """Coverage and distance of early layers, GEN of the logits and alignment, as p-values.
+    """Coverage and distance of early layers, GEN, alignment and head distance, as p-values.
 
     Args:
         layers: settings by layer name: the last block of every stage but the last, and the input of
             the head, which has `head_input` set. Without that, this is NAC+ 1.
-        logit_weight: the weight of the logits, relative to all layers together.
-        softness: the p-value below which the layers count.
+        logit_weight: the weight of the late parts (GEN, alignment and the distance of the head's
+            input), relative to all early layers together.
+        softness: the p-value below which the early layers count.
     """
 
     name, title = "nac_plus", RULES["nac_plus"][0]
@@ -209,7 +211,7 @@ class NACPlus(Rule):
     # -- scoring ---------------------------------------------------------------------------
 
     def parts(self, readings: Mapping[str, Reading]) -> dict[str, Tensor]:
-        """Coverage and distance by layer, GEN, and the parts of the alignment, `[batch]` each."""
+        """Coverage and distance by layer, and what the late parts need, `[batch]` each."""
         self.check()
         scores = {}
         checked = self.checked(readings)
@@ -321,7 +323,10 @@ class NACPlus(Rule):
 
 
 class NACPlus1(NACPlus):
-    """NAC+ without the alignment; with `layers="auto"`, the input of the head is not read."""
+    """Version 1 of NAC+: coverage and distance of early layers, and GEN.
+
+    With `layers="auto"`, the input of the head is not read.
+    """
 
     name, title = "nac_plus_1", RULES["nac_plus_1"][0]
     reads_head_input = False
