@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import nac_openood
 from nac_openood import LayerConfig, NACDetector, NACError, Reading, Readings
 from nac_openood.benchmark.methods.backends import NACScorer
+from nac_openood.benchmark.methods.table import chosen_methods
 from nac_openood.cli import main
 from nac_openood.core import rule as rules
 from nac_openood.core.coverage import Coverage
@@ -77,6 +79,17 @@ def test_rules_have_names(mean_rule):
 def test_what_is_not_registered(rule, message):
     with pytest.raises(NACError, match=message):
         nac_openood.register_rule(rule)
+
+
+def test_a_rule_with_the_name_of_a_method_is_not_compared_in_its_place(monkeypatch):
+    for name in ("knn", "my_rule"):
+        monkeypatch.setitem(rules.RULES, name, ("Mine", type("Mine", (Rule,), {"name": name})))
+    table = importlib.util.module_from_spec(importlib.util.find_spec(chosen_methods.__module__))
+    table.__spec__.loader.exec_module(table)  # imported after the registration
+    assert "my_rule" not in [method.name for method in table.chosen_methods()]
+    assert table.chosen_methods(["my_rule"])[0].rule == "my_rule"
+    with pytest.raises(NACError, match="'knn' is a method and a rule of your own: rename the rule"):
+        table.chosen_methods(["knn"])
 
 
 def test_another_rule_needs_no_other_file(mean_rule, small_net, loader, images, labels, tmp_path):

@@ -374,8 +374,8 @@ def rule_named(name: str) -> Type[Rule]:
         offered = entry_points(_GROUP)
         if name not in offered:
             raise NACError(
-                f"unknown rule {name!r}; expected one of {rule_names()}. Pass a rule of your own "
-                "to `nac_openood.register_rule` first."
+                f"unknown rule {name!r}; expected one of {rule_names()}. Pass your own to "
+                f"`nac_openood.register_rule`, or install a package with entry points '{_GROUP}'."
             )
         try:
             register_rule(offered[name].load())

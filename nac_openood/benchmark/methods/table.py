@@ -180,11 +180,13 @@ def _of_rule(name: str, title: str) -> Method:
 
 #: Of NAC+, the former version; compared if it is named.
 LATER_METHODS["nac_plus_1"] = _of_rule("nac_plus_1", RULES["nac_plus_1"][0])
+#: Without those of users, some of which may have been registered before this was imported.
+_OUR_RULES = [name for name, (_, home) in RULES.items() if isinstance(home, str)]
 #: The methods of this package by name, the paper's in its order, then the other rules; and those
 #: that were passed to `register_method`.
 METHODS: dict[str, Method] = {
     **{method.name: method for method in _BASELINES},
-    **{n: _of_rule(n, title) for n, (title, _) in RULES.items() if n not in LATER_METHODS},
+    **{n: _of_rule(n, RULES[n][0]) for n in _OUR_RULES if n not in LATER_METHODS},
 }
 _BUILT_IN = frozenset({*METHODS, *LATER_METHODS})
 #: Words that stand for several methods.
@@ -270,8 +272,10 @@ def chosen_methods(names: Optional[Sequence[Union[str, Method]]] = None) -> list
 
 def _method_named(name: str) -> Method:
     known = {**LATER_METHODS, **METHODS}
-    if name.lower() in known:
-        return known[name.lower()]
+    if row := known.get(name.lower()):
+        if name in RULES and row.rule != name:
+            raise NACError(f"'{name}' is a method and a rule of your own: rename the rule.")
+        return row
     from nac_openood.core.rule import entry_points, rule_named, rule_names  # imports torch
 
     if name in rule_names():
