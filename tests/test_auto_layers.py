@@ -6,7 +6,7 @@ import torch
 import torchvision
 from conftest import SmallNet
 from test_layers import NETWORKS, Wrapper
-from test_padding import WORDS, TextNet
+from test_padding import WORDS, ClassToken, TextNet
 from test_probe import equal, snapshot
 from torch import nn
 from torchvision.models.resnet import BasicBlock
@@ -174,6 +174,12 @@ def test_text():
     ):
         assert chosen(found) == ("encoder:tokens", blocks)
     assert_readable(net, ids, found)
+
+
+def test_a_class_token_does_not_make_the_first_block_a_stem():
+    ids = torch.randint(1, WORDS, (4, 16))
+    found = auto_layers(ClassToken(), {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    assert chosen(found) == ("blocks.3:class_token", [f"blocks.{k}:tokens" for k in (0, 1, 2)])
 
 
 # -- traps -----------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Sequences are pooled under the attention mask: padding never counts."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -41,10 +43,34 @@ class Renamed(nn.Module):
         return self.net(ids, (~src_key_padding_mask).long())
 
 
+class ClassToken(nn.Module):
+    """A small transformer with a class token, which comes before the first block."""
+
+    def __init__(self, depth=4, width=16):
+        super().__init__()
+        self.embed, self.token = nn.Embedding(WORDS, width), nn.Parameter(torch.randn(1, 1, width))
+        block = partial(nn.TransformerEncoderLayer, width, 2, 32, batch_first=True)
+        self.blocks = nn.ModuleList(block() for _ in range(depth))
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, input_ids, attention_mask):
+        x = torch.cat([self.token.expand(len(input_ids), -1, -1), self.embed(input_ids)], 1)
+        padding = nn.functional.pad(attention_mask == 0, (1, 0))
+        for block in self.blocks:
+            x = block(x, src_key_padding_mask=padding)
+        return self.head(x[:, 0])
+
+
 @pytest.fixture(scope="module")
 def net():
     torch.manual_seed(0)
     return TextNet().eval()
+
+
+@pytest.fixture(scope="module", params=[TextNet, ClassToken])
+def either(request):
+    torch.manual_seed(0)
+    return request.param().eval()
 
 
 def texts(n, seed, longest=12):
@@ -70,9 +96,9 @@ def padded(batch, more):
 
 
 @pytest.mark.parametrize("rule", ["nac", "nac_plus"])
-def test_a_text_alone_and_padded_in_a_batch_scores_the_same(net, rule):
+def test_a_text_alone_and_padded_in_a_batch_scores_the_same(either, rule):
     labels = torch.arange(240) % CLASSES
-    detector = NACDetector(net, "auto", rule=rule)
+    detector = NACDetector(either, "auto", rule=rule)
     detector.fit([(texts(240, 0), labels)]).calibrate([texts(120, 1)])
     batch = texts(20, 2)
     together = detector.score(batch)
@@ -117,7 +143,9 @@ def test_pooling_by_hand():
         ("last_token", {"mask": mask}, tokens, [[3, 4], [5, 6]]),
         ("last_token", {"mask": left}, numbers, [[4, 5], [10, 11]]),
         ("last_token", {"mean": True}, numbers, [[4, 5], [10, 11]]),
-        # a mask of another length says nothing about this layer
-        ("tokens", {"mask": mask[:, :2]}, numbers, [[6, 9], [24, 27]]),
+        # one shorter: there is a class token in front; others say nothing about this layer
+        ("tokens", {"mask": mask[:, 1:]}, tokens, [[4, 6], [15, 18]]),
+        ("last_token", {"mask": mask[:, 1:]}, tokens, [[3, 4], [5, 6]]),
+        ("tokens", {"mask": mask.repeat(1, 2)}, numbers, [[6, 9], [24, 27]]),
     ):
         assert pooling_for(layout, shape, "x", **options)(values).tolist() == expected

@@ -12,7 +12,7 @@ from functools import partial, reduce
 from typing import Callable, Iterator, Mapping, NamedTuple, Optional
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nac_openood.errors import NACError, ProbeError
 
@@ -158,6 +158,8 @@ LAYOUTS: Mapping[str, Pool] = {
     "class_token": lambda x: _flat(x[:, 0]),
     "last_token": lambda x: _flat(x[:, -1]),  # as in GPT-2
 }
+#: A class token and, in distilled networks, a second one beside it.
+CLS_TOKENS = 2
 #: How many dimensions an output of each layout may have; layouts of tokens always have 3.
 _DIMS = {"flat": tuple(range(1, 9)), "maps": (3, 4, 5), "maps_last": (3, 4, 5)}
 _BY_DIMS = {2: "flat", 3: "tokens", 4: "maps", 5: "maps"}
@@ -178,7 +180,8 @@ def pooling_for(
         shape: shape of the output.
         layer: name of the layer, for errors.
         mean: whether to average over positions instead of summing.
-        mask: bool `[B, T]`, False for padding; used for outputs with as many tokens.
+        mask: bool `[B, T]`, False for padding; used for outputs with as many tokens, or with class
+            tokens in front of them.
     """
     chosen = name or _BY_DIMS.get(len(shape))
     if chosen is None or len(shape) not in _DIMS.get(chosen, (3,)):
@@ -187,12 +190,24 @@ def pooling_for(
             f"layout={name!r}. Choose another module, or set LayerConfig(layout=...) to one of "
             f"{sorted(LAYOUTS)}; None chooses by the number of dimensions, 2 to 5."
         )
-    if mask is not None and mask.shape == shape[:2]:
+    mask = mask_for(mask, shape)
+    if mask is not None:
         if chosen == "tokens":
             return partial(_kept_tokens, mask, mean)
         if chosen == "last_token":
             return partial(_last_kept, mask)
     return partial(_averaged, chosen) if mean else LAYOUTS[chosen]
+
+
+def mask_for(mask: Optional[Tensor], shape: torch.Size) -> Optional[Tensor]:
+    """The mask for a layer's output `[B, T, ...]`, True for class tokens; None if it does not fit.
+
+    Networks put class tokens in front of the tokens that the mask is for.
+    """
+    if mask is None or len(shape) < 2 or mask.shape[0] != shape[0]:
+        return None
+    added = shape[1] - mask.shape[1]
+    return nn.functional.pad(mask, (added, 0), value=True) if 0 <= added <= CLS_TOKENS else None
 
 
 def _kept_tokens(mask: Tensor, mean: bool, tensor: Tensor) -> Tensor:

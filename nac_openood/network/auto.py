@@ -249,10 +249,14 @@ class Structure:
         alike = [b for b in modules if type(b.call.module) in kinds]
         both = {block.call.path: block for block in [*blocks, *alike]}
         blocks = _not_inside_others(list(both.values()))
+
+        def changes_shape(block: Block) -> bool:
+            # not the shape of the network's input: a class token may have been added since
+            before = max((n for n in nodes if n < block.call.nodes.start), default=nodes[0])
+            return block.reader.outputs[0].shape != self.nodes[before].value.shape
+
         # a stem that looks like a block has the first weights and changes the shape
-        shape = self.nodes[nodes[0]].value.shape
-        stem = [b for b in blocks if self.products[0] in b.call.nodes]
-        stem = [b for b in stem if b.reader.outputs[0].shape != shape]
+        stem = [b for b in blocks if self.products[0] in b.call.nodes and changes_shape(b)]
         blocks = [b for b in blocks if b not in stem] or blocks
         return sorted(blocks, key=lambda block: (block.node, block.call.nodes.start))
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from nac_openood.core.reading import BatchReadings, Pool, Reading, pooling_for
+from nac_openood.core.reading import CLS_TOKENS, BatchReadings, Pool, Reading, mask_for, pooling_for
 from nac_openood.errors import ProbeError
 from nac_openood.network import inputs, replica
 from nac_openood.network.architectures import Layer
@@ -29,8 +29,6 @@ from nac_openood.network.replica import unwrap
 _FLOAT16_SCALE = 1024.0
 #: glibc maps larger blocks anew every time, with a page fault for every page.
 _LARGEST_BLOCK = 32 * 2**20
-#: A class token and, in distilled networks, a second one beside it.
-_CLASS_TOKENS = 2
 
 
 def classify(net: nn.Module, x: Any) -> Tensor:
@@ -386,8 +384,8 @@ def token_layouts(
 
 def _layout(read: Tensor, mask: Optional[Tensor]) -> Optional[str]:
     """The layout, given which tokens the logits read, bool `[batch, tokens]`; None if unclear."""
-    if mask is None or mask.shape != read.shape:
-        mask = torch.ones_like(read)
+    mask = mask_for(mask, read.shape)
+    mask = torch.ones_like(read) if mask is None else mask
     read, mask = read.cpu(), mask.cpu()
     longer = mask.sum(dim=1) > 1
     if not longer.any():
@@ -398,6 +396,6 @@ def _layout(read: Tensor, mask: Optional[Tensor]) -> Optional[str]:
     if bool((read == (positions == last)).all()):
         return "last_token"
     # in short sequences, two tokens may be all there are
-    classes = _CLASS_TOKENS if int(mask.sum(dim=1).max()) > _CLASS_TOKENS + 1 else 1
+    classes = CLS_TOKENS if int(mask.sum(dim=1).max()) > CLS_TOKENS + 1 else 1
     is_class = bool(read[:, 0].all()) and not bool(read[:, classes:].any())
     return "class_token" if is_class else "tokens"
