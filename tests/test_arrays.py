@@ -47,7 +47,7 @@ def stored(net, x):
 def test_the_input_of_the_head_is_set_against_the_logits(net):
     train, val, new = (stored(net, images(n, seed)) for n, seed in ((400, 0), (100, 1), (20, 2)))
     arrays = ArrayDetector(LAYERS, head_input="second").fit(train).calibrate(val)
-    assert arrays.detector_.rule_.settings()["version"] == 3
+    assert arrays.detector_.rule_.settings()["version"] == 4
     assert np.isfinite(arrays.score(new)).all()
     assert repr(arrays).startswith("ArrayDetector: NAC+ on stored arrays\n")
     with pytest.raises(NACError, match="head_input must be one of"):
@@ -133,7 +133,8 @@ OBJECTS = "expected arrays of numbers .* got object of shape .* in 'second'"
 )
 def test_arrays_that_do_not_fit_are_refused(net, names, change, error):
     arrays = stored(net, images(60, 0))
-    det = ArrayDetector(LAYERS).fit(arrays).calibrate(stored(net, images(60, 1)))
+    det = ArrayDetector(LAYERS, head_input="second").fit(arrays)
+    det.calibrate(stored(net, images(60, 1)))
     changed = {name: change(a) if name in names else a for name, a in arrays.items()}
     with pytest.raises(NACError, match=error):
         det.score({name: array for name, array in changed.items() if array is not None})

@@ -106,10 +106,17 @@ def test_wrong_arguments_are_refused(fitted, wrong, message):
         fitted.calibrate(noise(120, 1), **wrong)
 
 
-def test_scores_that_are_all_equal_are_refused(small_net):
-    detector = NACDetector(small_net, LAYERS, rule="nac").fit(noise(200))
+@pytest.mark.parametrize(
+    "rule, message",
+    [
+        ("nac", "all 40 .* or settings, or rule='nac_plus'.$"),
+        ("nac_plus", "all 20 .* other layers.$"),
+    ],
+)
+def test_scores_that_are_all_equal_are_refused(small_net, rule, message):
+    detector = NACDetector(small_net, LAYERS, rule=rule).fit(noise(200))
     same = [torch.zeros(4, 3, 9, 9)] * 10
-    with pytest.raises(NACError, match="all 40 calibration samples have the same score"):
+    with pytest.raises(NACError, match=message):
         detector.calibrate(same)
 
 

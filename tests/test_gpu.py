@@ -206,6 +206,32 @@ def test_the_code_for_devices_gives_the_numbers_of_the_cpu(small_net, rule):
     assert_same_readings(readings, plain.read_loader(loader(2)))
 
 
+class Split(nn.Module):
+    """A network whose last stage and head are on another device."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.first, self.last = (
+            nn.Sequential(net.layer1, net.layer2),
+            nn.Sequential(net.layer3, net.layer4, net.avgpool, nn.Flatten(), net.fc),
+        )
+
+    def forward(self, x):
+        return self.last(self.first(x).to(next(self.last.parameters()).device))
+
+
+def test_layers_may_be_on_several_devices(small_net):
+    net = Split(small_net)
+    plain = NACDetector(net, "auto").fit(loader()).calibrate(loader())
+    assert len(plain.layers) > 1
+    with Device():
+        both = copy.deepcopy(net)
+        both.last.to(DEVICE)
+        there = NACDetector(both, plain.layers).fit(loader()).calibrate(loader())
+        scores = there.score_loader(loader(2)).score
+    np.testing.assert_array_equal(scores, plain.score_loader(loader(2)).score)
+
+
 def test_readings_are_waited_for_when_the_next_batch_is_queued(small_net, monkeypatch):
     log = []
     events = (Event(log, number) for number in range(1, 9))

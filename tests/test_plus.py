@@ -298,6 +298,9 @@ def test_the_distance_takes_the_place_of_the_alignment(version, spread, noise, e
     for name, own, w in ((DISTANCE, near, weight), (LOGITS, held[LOGITS], 1 - weight)):
         logs = w * np.log(oracle_p(own.numpy(), fusion.used(parts)[name].numpy()))
         assert np.allclose(fusion.evidence(parts)[name], logs)
+    added = fusion.contributions(parts)
+    torch.testing.assert_close(sum(added.values()), fusion.score(parts), rtol=1e-9, atol=1e-9)
+    assert not any((part.signbit() & (part == 0)).any() for part in added.values())  # no "-0"
 
 
 @pytest.mark.parametrize("parts", [2, 3])

@@ -261,8 +261,9 @@ def _shared(total: Tensor, logs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Divide a part of the score among its components, in proportion to their log p-values."""
     summed = _total(logs)
     even = torch.full_like(summed, 1 / len(logs))  # where nothing is unusual
+    # + 0.0: never -0.0, which would be printed as -0
     return {
-        name: total * torch.where(summed == 0, even, log / summed) for name, log in logs.items()
+        n: total * torch.where(summed == 0, even, log / summed) + 0.0 for n, log in logs.items()
     }
 
 

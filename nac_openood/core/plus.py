@@ -106,7 +106,8 @@ class NACPlus(Rule):
     @property
     def widths(self) -> Mapping[str, int]:
         """As in `Rule`."""
-        return {name: evidence.counts.neurons for name, evidence in self.evidence.items()}
+        head = {} if self.head is None else {str(self.head_input): len(self.head.moments.high) - 1}
+        return {**{name: found.counts.neurons for name, found in self.evidence.items()}, **head}
 
     # -- fitting ---------------------------------------------------------------------------
 
@@ -225,9 +226,10 @@ class NACPlus(Rule):
         if self.head_input is not None and self.head is not None:
             scores[TOWARDS] = self.head.towards(logits)
             scores[DISTANCE] = self.head.distance(checked[self.head_input].activation)
-        broken = not_finite(Reading(logits), *checked.values())
+        device = scores[LOGITS].device  # of a network on several devices
+        broken = not_finite(Reading(logits), *checked.values()).to(device)
         return {
-            name: score.masked_fill(broken.to(score.device), float("nan"))
+            name: score.to(device).masked_fill(broken, float("nan"))
             for name, score in scores.items()
         }
 

@@ -42,9 +42,10 @@ def calibrate_rule(
     scores = rule.calibrate(batch.parts for batch in iterated).cpu()
     report_nonfinite(scores)
     if len(scores) > 1 and bool((scores == scores[0]).all()):
+        other = "" if rule.name == "nac_plus" else " or settings, or rule='nac_plus'"
         raise NACError(
             f"all {len(scores)} calibration samples have the same score, so nothing can be told "
-            "apart. Check the inputs, and choose other layers or settings, or rule='nac_plus'."
+            f"apart. Check that the inputs differ, and choose other layers{other}."
         )
     found = ScoredBatch.joined(kept)
     classes = found.prediction[rule.ranking_rows(len(found.prediction))]
