@@ -38,7 +38,8 @@ class ToyNet(SmallNet):
 
 
 def make(method):
-    return scorers([METHODS[method]], "pytorch-ood")(METHODS[method], Checkpoint("net", ""))
+    (row,) = table.chosen_methods([method])
+    return scorers([row], "pytorch-ood")(row, Checkpoint("net", ""))
 
 
 def images_of(n, seed, shift=0.0):
@@ -208,6 +209,23 @@ def test_maps_are_asked_of_networks_that_have_them(toy):
     inputs = MethodInputs(plain, "toy", 5, batches, batches, None, progress=False)
     with pytest.raises(Absent, match="Sequential has none"):
         make("gram").setup(inputs)
+
+
+@pytest.mark.parametrize("method", ["odin", "iodin", "adascale_a"])
+def test_methods_that_move_inputs(method):
+    """Gray images and tables can be moved, token numbers and several tensors cannot."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 64), nn.ReLU(), nn.Linear(64, 5))
+    for x in (torch.randn(40, 1, 6, 6), torch.randn(40, 36)):
+        batches = in_batches(x, torch.arange(40) % 5, 10)
+        scorer = make(method)
+        scorer.setup(MethodInputs(net, "toy", 5, batches, batches, None, progress=False))
+        assert np.isfinite(scorer.score(batches).score).all()
+    for other in (x.long(), (x, x)):
+        batches = [(other, torch.arange(40) % 5)]
+        inputs = MethodInputs(net, "toy", 5, batches, batches, None, progress=False)
+        with pytest.raises(Absent, match="must be one tensor of floating"):
+            make(method).setup(inputs)
 
 
 def test_gram_refuses_what_does_not_fit_into_memory(toy, monkeypatch):

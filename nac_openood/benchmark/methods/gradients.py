@@ -48,7 +48,8 @@ def fit_grood(inputs: MethodInputs, n_noise_samples: int) -> FittedMethod:
 
 def fit_iodin(inputs: MethodInputs) -> FittedMethod:
     """ODIN that moves an image in its most important value only."""
-    std = inputs.std or (0.5, 0.5, 0.5)
+    inputs.check_movable()
+    std = inputs.std or (0.5,)
 
     def use(temperature: float, noise: float) -> ScoreFunction:
         def loss(logits: Tensor) -> Tensor:
@@ -59,7 +60,7 @@ def fit_iodin(inputs: MethodInputs) -> FittedMethod:
             flat = gradient.abs().flatten(1)
             mask = F.one_hot(flat.argmax(dim=1), flat.shape[1]).view_as(x)
             step = gradient.ge(0).to(x) * 2 - 1
-            moved = x - noise * step * mask / x.new_tensor(std).view(-1, 1, 1)
+            moved = x - noise * step * mask / x.new_tensor(std).view(-1, *[1] * (x.ndim - 2))
             with torch.no_grad():
                 found = inputs.logits(moved) / temperature
             return found.softmax(dim=1).amax(dim=1), logits
@@ -88,6 +89,7 @@ def _adascale(
     lmbda: float,
     o: float,
 ) -> FittedMethod:
+    inputs.check_movable()
     net = inputs.net
     head = head_of(net, next(inputs.batches(inputs.id_val))[0])[1]
 

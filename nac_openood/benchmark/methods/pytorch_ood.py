@@ -26,8 +26,8 @@ from nac_openood.benchmark.methods.scorer import (
 from nac_openood.benchmark.methods.table import Absent
 from nac_openood.errors import NACError
 
-#: What OpenOOD assumes if it does not know how images were normalized.
-_STD = (0.5, 0.5, 0.5)
+#: What OpenOOD assumes for all channels if it does not know how images were normalized.
+_STD = (0.5,)
 
 
 class _EndOfPass(BaseException):
@@ -223,6 +223,7 @@ def fit_gradnorm(inputs: MethodInputs) -> FittedMethod:
 
 def fit_odin(inputs: MethodInputs) -> FittedMethod:
     """Softmax at a temperature, of an image moved towards its predicted class."""
+    inputs.check_movable()
     passes: list[Tensor] = []
 
     def logits(x: Tensor) -> Tensor:

@@ -112,6 +112,15 @@ class MethodInputs:
                 f"{some(missing)}. Add training data, or leave it out of `methods`."
             )
 
+    def check_movable(self) -> None:
+        """Check that inputs can be moved along a gradient."""
+        x: Any = next(self.batches(self.id_val))[0]
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise Absent(
+                "this method moves inputs along a gradient, so each must be one tensor of "
+                "floating-point numbers. Leave it out of `methods`."
+            )
+
 
 @dataclass(frozen=True)
 class MethodSetup:
