@@ -155,6 +155,6 @@ def test_requests_under_way_are_answered_at_the_end_and_new_ones_refused(judge):
 
 
 def test_answers_do_not_wait_for_acknowledgments():
-    with listening_socket("127.0.0.1", 0) as opened:
-        with socket.create_connection(opened.getsockname()), opened.accept()[0] as accepted:
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    opened = listening_socket("127.0.0.1", 0)
+    with opened, socket.create_connection(opened.getsockname()), opened.accept()[0] as accepted:
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
