@@ -55,7 +55,7 @@ FEATURES: dict[str, tuple[int, int]] = {
     "paired tests, LaTeX tables and loggers of comparisons": (280, 15),
     "what a fit finds of synthetic OOD images": (110, 0),
     "NAC+ 2: the alignment, and weights": (170, 135),
-    "samples that count twice, and what fresh attacks found": (205, 225),
+    "samples that count twice, and what fresh attacks found": (210, 230),
     "releases, the pull request for OpenOOD, the code of the FAQ": (0, 295),
     "mistakes of new users": (40, 85),
 }

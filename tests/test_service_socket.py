@@ -9,6 +9,7 @@ import pytest
 from service_toy import connected, encoded, exchange, picture, running
 from test_service import Slow
 
+from nac_openood.serving.app import listening_socket
 from nac_openood.serving.limits import Limits
 
 PNG = {"Content-Type": "image/png"}
@@ -151,3 +152,9 @@ def test_requests_under_way_are_answered_at_the_end_and_new_ones_refused(judge):
             slow.gate.set()
             response = under_way.getresponse()
             assert response.status == 200 and b"decision" in response.read()
+
+
+def test_answers_do_not_wait_for_acknowledgments():
+    opened = listening_socket("127.0.0.1", 0)
+    with opened, socket.create_connection(opened.getsockname()), opened.accept()[0] as accepted:
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
